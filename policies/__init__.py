@@ -1,1 +1,1 @@
-"""The shipped policies, one per file; they see `peerload.policy` and `peerload.model` and nothing else."""
+"""The shipped policies. They import only `peerload.policy` and `peerload.model`."""

@@ -124,7 +124,7 @@ class Says(Enum):
     NO_ENVIRONMENT = "its environment cannot be read"
     NO_MORE_TASKS = "{} tasks run already, as many as this system allows"
     NOT_BUILT = "environment: {} cannot be built (exit code"
-    DOES_NOT_TRAVEL = "does not travel"
+    DOES_NOT_TRAVEL = "is not sent with the task"
     GUESTS_WITHOUT_FILES = "guests have no files"
     NO_PEERLOAD = "has no peerload"
 
@@ -207,7 +207,7 @@ class Says(Enum):
     BELOW_ONE_QUEUE = "the whole interval is below the {} of one queue for all slots"
     FEW_MEASURED = "only {} measured tasks in all: the means are mostly chance"
     POLICY_ERRORS = "policy errors: {}; such an answer is ignored"
-    FULL_LOAD = "load {}: the work that arrives takes all slots"
+    FULL_LOAD = "load {}: the arriving work needs all slots"
     NO_RUN_TIME = "no run time"
     PART_OF_JOB = "a part of a job that another line sums up"
     ARRIVES_LATE = "an arrival after {} s"

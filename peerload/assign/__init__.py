@@ -1,1 +1,1 @@
-"""Task assignment: the tasks of a known program to nodes, at the least cost of execution and communication ([Stone77])."""
+"""Assignment of the tasks of a known program to nodes, at the least cost of execution and communication ([Stone77])."""

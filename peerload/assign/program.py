@@ -1,4 +1,4 @@
-"""Program of tasks: what each costs on each node, what each pair costs apart, what nodes can hold; from TOML.
+"""Program of tasks: execution costs by node, communication costs by pair of tasks, capacities of nodes; from TOML.
 
 nodes = ["ws1", "ws2"]
 [tasks.a]
@@ -54,7 +54,7 @@ class Program(NamedTuple):
     limits: tuple[Limit, ...]
 
     def cost(self, places: tuple[int, ...] | list[int]) -> tuple[float, float]:
-        """→ cost of execution and of communication of an assignment: the node of each task."""
+        """The costs of execution and of communication of an assignment. places: the node of each task."""
         execution = sum(task.costs[node] for task, node in zip(self.tasks, places, strict=True))
         return execution, sum(cost for (one, other), cost in self.apart.items() if places[one] != places[other])
 
@@ -181,7 +181,7 @@ class _Reader:
 
 
 def in_order(program: Program) -> list[ProgramTask]:
-    """The tasks, each after those that it waits for. Raises ConfigError if they wait for one another."""
+    """The tasks, each after its dependencies. Raises ConfigError for a cycle."""
     tasks = {task.name: task for task in program.tasks}
     try:
         order = TopologicalSorter({name: task.after for name, task in tasks.items()}).static_order()

@@ -1,7 +1,7 @@
-"""Solver of the assignment problem: a minimum cut for two nodes [Stone77], branch and bound for few tasks, and beyond that
-Lo's heuristic [Lo88], with a lower bound that says how far from the optimum it may be at most.
+"""Solver of the assignment problem: a minimum cut for two nodes [Stone77], branch and bound for few tasks, otherwise
+Lo's heuristic [Lo88], with a lower bound that limits its distance from the optimum.
 
-Each cut is one of a network with a task at each vertex: what is on the source's side is assigned to one node.
+Each cut divides a network with a task at each vertex: the tasks on the source's side are assigned to one node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXACT_TASKS_MAX, EXACT_NODES_MAX = 12, 5
 """Programs up to this size are solved exactly, whatever their limits."""
 BOUND_STEPS, BOUND_STEPS_MIN, BOUND_WORK = 40, 3, 60_000_000
-"""Steps of the subgradient method that raises the lower bound; of large programs fewer: the last, over nodes times tasks times edges."""
+"""Steps of the subgradient method that raises the lower bound; fewer for large programs: the last one over nodes · tasks · edges."""
 EPSILON = 1e-9
 Places = tuple[int, ...]
 
@@ -40,14 +40,14 @@ class Assignment(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """Share of the bound by which it may cost more than the optimum, at most; None if the bound is 0, which says nothing."""
+        """Upper limit of the excess over the optimum, as a share of the bound; None if the bound is 0 and so says nothing."""
         if self.total <= self.bound:
             return 0.0
         return (self.total - self.bound) / self.bound if self.bound > EPSILON else None
 
 
 def solve(program: Program) -> Assignment:
-    """The assignment of least cost, or a good one of a large program. Raises ConfigError if nothing fits."""
+    """The assignment of least cost, or for a large program a good one. Raises ConfigError if none satisfies the limits."""
     if not program.is_limited and len(program.nodes) == 1:
         return _found(program, (0,) * len(program.tasks), "the only node", is_exact=True)
     if len(program.nodes) == 2:  # noqa: PLR2004 -- Stone's case
@@ -66,7 +66,7 @@ def solve(program: Program) -> Assignment:
 
 
 def serial(program: Program) -> Assignment | None:
-    """The tasks in their order, in equal parts, one node after the other; None if that does not fit."""
+    """The tasks in order, in equal parts for one node after another; None if that exceeds a limit."""
     count, nodes = len(program.tasks), len(program.nodes)
     places = tuple(place * nodes // count if count > nodes else place for place in range(count))
     return _found(program, places, "serial", is_exact=False, bound=0.0) if program.fits(places) else None
@@ -99,8 +99,8 @@ def _infeasible(program: Program, what: str) -> ConfigError:
 
 
 def cut(inside: Sequence[float], outside: Sequence[float], apart: Mapping[tuple[int, int], float]) -> set[int]:
-    """The set of vertices with the least sum of: ``inside`` of each in it, ``outside`` of each other, and ``apart`` of each pair
-    that it divides. By the largest flow (shortest augmenting paths); of several such sets the smallest."""
+    """The set of vertices that minimizes the sum of ``inside`` over its vertices, ``outside`` over the others, and ``apart`` over
+    the pairs that it divides. Found by maximum flow (shortest augmenting paths); of several such sets the smallest."""
     count = len(inside)
     source, sink = count, count + 1
     finite = sum(value for row in (inside, outside, apart.values()) for value in row if math.isfinite(value)) + 1
@@ -137,11 +137,11 @@ def _two_nodes(program: Program) -> Places:
 
 
 def lower_bound(program: Program, total: float) -> float:
-    """Cost below which no assignment is: a Lagrangian relaxation. Each node chooses its tasks by a cut of its own, each pair apart
-    counting half, and pays for each task a price that the task gets from its nodes in all; any prices give a bound. They
-    are raised for tasks that no node chooses, and lowered for those that several do, by a share of what the bound lacks to
-    ``total``, the cost of some assignment (Polyak's steps). A task pays for its part of each limit of its node, at a rate that is
-    raised where the node chooses more than its limit, and lowered, to no less than 0, where it chooses less."""
+    """Lower bound on the cost of all assignments, by Lagrangian relaxation. Each node chooses its tasks by a separate cut, in which
+    each divided pair counts half. Each task has a price; any prices give a bound. Prices are raised for tasks
+    that no node chooses, and lowered for tasks that several nodes choose, by a share of the gap between the bound and
+    ``total``, the cost of some assignment (Polyak's steps). A task also pays for its part of each limit of its node. That rate is
+    raised if the node chooses more than its limit, and lowered, to no less than 0, if it chooses less."""
     costs = [
         [cost if _may_run(task, limit) else math.inf for cost, limit in zip(task.costs, program.limits, strict=True)]
         for task in program.tasks
@@ -182,7 +182,7 @@ def _may_run(task: ProgramTask, limit: Limit) -> bool:
 
 
 def _parts(program: Program, node: int) -> Iterator[list[float]]:
-    """For each limit of a node that all tasks together exceed, the part of it that each task takes."""
+    """For each limit of a node that all tasks together exceed, each task's part of the limit."""
     limit = program.limits[node]
     for most, needs in (
         (math.floor(limit.tasks) if math.isfinite(limit.tasks) else math.inf, [1.0] * len(program.tasks)),
@@ -196,9 +196,9 @@ def _parts(program: Program, node: int) -> Iterator[list[float]]:
 
 
 def _heuristic(program: Program) -> Places | None:
-    """Grab, then greed, then improvement. Without limits a task that a node is worth to even if all other tasks are elsewhere at
-    their cheapest is there in an optimal assignment, too: a cut grabs those [Lo88]. The rest goes task by task, the
-    most talkative first, where it is cheapest given those before. Then single moves and exchanges, as long as they help."""
+    """Lo's heuristic [Lo88]: grab, greedy, improvement. Grab (without limits): a task that prefers a node even if all other tasks
+    are at their cheapest node elsewhere is on that node in an optimal assignment too; a cut finds these. Greedy: each other task,
+    most communication first, goes to the cheapest node so far. Improvement: single moves and exchanges while they help."""
     grabbed: dict[int, int] = {}
     for node in range(len(program.nodes)):
         inside = [task.costs[node] for task in program.tasks]
@@ -214,7 +214,7 @@ def _heuristic(program: Program) -> Places | None:
 
 
 class _Improvement:
-    """Complete assignment that fits, from a partial one."""
+    """Completion of a partial assignment within the limits."""
 
     def __init__(self, program: Program, start: Mapping[int, int]) -> None:
         self._program = program
@@ -300,8 +300,8 @@ class _Improvement:
 
 
 class _Branches:
-    """Depth first, the most talkative task first. A branch is cut if what is assigned, and the least that each other task costs
-    beside that, is no less than the best so far."""
+    """Branch and bound, depth first, the task with the most communication first. A branch is pruned if the cost so far plus the
+    minimum cost of each remaining task is not below the best total."""
 
     def __init__(self, program: Program, start: Places | None) -> None:
         self._program = program
@@ -315,7 +315,7 @@ class _Branches:
         self._place = [-1] * count
 
     def _ordered(self) -> list[int]:
-        """Each task after the one that talks most to those before it."""
+        """The tasks in order, each chosen for the most communication with the tasks before it."""
         left, order = set(range(len(self._apart))), list[int]()
         while left:
             ties = {task: sum(self._apart[task][other] for other in order) for task in left}
@@ -324,14 +324,14 @@ class _Branches:
         return order
 
     def best(self) -> Places | None:
-        """The optimum; None if nothing fits."""
+        """The optimum; None if no assignment satisfies the limits."""
         costs = [list(task.costs) for task in self._program.tasks]
         limits = self._program.limits
         self._branch(0, 0.0, costs, [limit.mem_bytes for limit in limits], [limit.tasks for limit in limits])
         return self._best
 
     def _branch(self, depth: int, cost: float, costs: list[list[float]], mem: list[float], room: list[float]) -> None:
-        """costs: of each task at each node, beside what is assigned."""
+        """Explore one branch. costs: of each task at each node, given the assigned tasks."""
         if depth == len(self._order):
             self._least, self._best = cost, tuple(self._place)
             return

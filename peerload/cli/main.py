@@ -1,7 +1,7 @@
-"""The `peerload` command: the table of its verbs, by what a user wants to do; it finds the verb, runs it, and reports errors as one
+"""The `peerload` command: the table of its verbs by purpose. It finds the verb, runs it, and reports errors as one
 line and a hint.
 
-Only the file of the verb in question is loaded, so that `peerload --help` costs hardly more than a bare Python.
+Only the file of the requested verb is loaded, so that `peerload --help` costs little more than a bare Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
-"""Errors of writing stdout that are not bugs: no room, a quota, a broken disk, a stdout that is closed."""
+"""Errors of writing stdout that are not bugs: a full disk, a quota, a broken disk, a closed stdout."""
 GROUPS = {
     "Run commands": {
         "run": "run a command where there is room, as if it ran here",
@@ -85,7 +85,7 @@ GROUPS = {
         "completions": "print a script that completes verbs, flags, ids and names in a shell",
     },
 }
-"""Each verb with one line about it, by purpose."""
+"""Each verb with a one-line description, by purpose."""
 VERBS = {verb: says for group in GROUPS.values() for verb, says in group.items()}
 HIDDEN = ("launcher",)
 """Verbs that only services run."""
@@ -100,9 +100,9 @@ FILES = {
     "run": ("run", "sh", "attach", "exec"),
     "show": ("show", "trace"),
 }
-"""The files with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""
+"""Files with several verbs, each a function with the verb's name. Any other verb is `main` in a file with the verb's name."""
 ALIASES = {"kill": "cancel", "list": "ls", "log": "logs", "ps": "ls"}
-"""Words that people type for a verb; `version` stands for --version."""
+"""Words that users may type in place of a verb; `version` means --version."""
 _STOP_OR_DELETE = (
     "stop tasks:  peerload cancel        delete ended ones:  peerload clean        drop a node:  peerload forget"
 )
@@ -132,7 +132,7 @@ SUGGESTIONS = {
     "stop": _TASKS_OR_AGENT.format("cancel", "down"),
     "switch": "peerload prio N ID",
 }
-"""Hints for words that people type."""
+"""Hints for words that users may type."""
 OPTIONS = ("--help", "--version", "--debug", "-h", "-V")
 
 HELP = """\
@@ -152,8 +152,8 @@ refused, lost); 126/127 cannot execute / not found; 2 a mistake on the command l
 
 
 def process() -> int:
-    """Run `main` in a process that ends after it. The objects that are alive by then are hidden from the garbage collector: its
-    last run over all of them takes a tenth of the time of a short command."""
+    """Run `main` in a process that ends afterwards. The objects alive by then are hidden from the garbage collector, whose
+    last run over all of them would take a tenth of the time of a short command."""
     code = main()
     gc.freeze()
     return code
@@ -162,7 +162,7 @@ def process() -> int:
 def main(words: list[str] | None = None) -> int:
     """Run `peerload WORDS` (default: this process's own) and return its exit code."""
     words = sys.argv[1:] if words is None else words
-    _mend_standard_streams()
+    _repair_standard_streams()
     debug = False
     while words and words[0] == "--debug":
         debug = True
@@ -177,14 +177,14 @@ def main(words: list[str] | None = None) -> int:
     return code
 
 
-def _mend_standard_streams() -> None:
+def _repair_standard_streams() -> None:
     """Open the descriptors 0, 1 and 2 if they are closed, so that the agent's socket does not get one of these numbers, and escape
-    characters that stdout cannot encode. A closed stdout stays one that cannot be written: what was asked for would be lost."""
+    characters that stdout cannot encode. Writing to a closed stdout still fails, so that output is not lost silently."""
     for descriptor, mode in enumerate((os.O_RDWR, os.O_RDONLY, os.O_RDWR)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, mode)  # it gets the lowest free number: this one
+            os.open(os.devnull, mode)  # gets the lowest free number, which is this one
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -214,7 +214,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def load(verb: str) -> Callable[[list[str]], int]:
-    """The function that runs this verb with its words."""
+    """The function that runs this verb."""
     file, function = next(((file, verb) for file, verbs in FILES.items() if verb in verbs), (verb, "main"))
     run: Callable[[list[str]], int] = getattr(__import__(f"peerload.cli.verbs.{file}", fromlist=[function]), function)
     return run

@@ -1,1 +1,1 @@
-"""Everything that talks to the socket of an agent, and the Python interface: Client, AsyncClient, Executor."""
+"""Clients of an agent's socket, and the Python interface: Client, AsyncClient, Executor."""

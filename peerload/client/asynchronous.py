@@ -1,4 +1,4 @@
-"""`peerload.AsyncClient`: as `peerload.Client`, for programs that run on asyncio."""
+"""`peerload.AsyncClient`: the asyncio version of `peerload.Client`."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _of_task(
 
 
 class AsyncClient:
-    """Asynchronous client of an agent. The methods are those of `peerload.Client`, to be awaited, and iterated
-    with ``async for``. Every call has a connection of its own. Cancelling a call leaves its task alone."""
+    """Asynchronous client of an agent. It has the methods of `peerload.Client`, used with ``await`` or
+    ``async for``. Every call opens its own connection. Cancelling a call does not cancel its task."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: no connection is held open."""
+        """Do nothing: no connection stays open between calls."""
 
     def task(self, id: str) -> AsyncTask:  # noqa: A002 -- what it is called
-        """A handle on a task that was submitted before."""
+        """A handle of an existing task."""
         return AsyncTask(self, id)
 
     submit = _submit(operations.submit)
@@ -127,7 +127,7 @@ class AsyncClient:
     async def _answer(
         self, request: operations.Call[Any] | operations.Stream[Any]
     ) -> AsyncGenerator[tuple[str, operations.Reply], None]:
-        """The answer to a request: ("more", body) for each part, then ("ok", body); ("again", {}) where it begins anew."""
+        """The answer to a request: ("more", body) for each part, then ("ok", body). ("again", {}) announces a new attempt."""
         if not request.verb:
             return
         attempts = operations.Attempts(request, self._reconnect_s, was_there=self._was_there)
@@ -157,7 +157,7 @@ class AsyncClient:
     async def _attempt(
         self, verb: str, fields: dict[str, object]
     ) -> AsyncGenerator[tuple[str, operations.Reply], None]:
-        """The answer on a connection of its own: ("more", body) for each part, then ("ok", body). Raises BadRequest, AgentUnavailable."""
+        """One attempt, on a new connection: ("more", body) for each part, then ("ok", body). Raises BadRequest, AgentUnavailable."""
         protocol = Protocol()
         request, raw = protocol.request(verb, fields)
         loop, sock = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
@@ -192,8 +192,8 @@ class AsyncClient:
 async def _received(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: Protocol, timeout_s: float | None
 ) -> bytes:
-    """The next bytes. After half of the timeout the agent is asked who it is, since a request may take longer than that. Raises
-    AgentSilent if it does not answer, AgentUnavailable if the connection is lost."""
+    """The next bytes. After half of the timeout, sends an `info` request, since the first request may take longer. Raises
+    AgentSilent if the agent does not answer that either, AgentUnavailable if the connection is lost."""
     try:
         if timeout_s is None:
             return await reader.read(protocol.wanted_bytes)
@@ -210,7 +210,7 @@ async def _received(
 
 
 class AsyncTask(operations.Handle):
-    """A task by its id. Of an array `members` has those."""
+    """A task by its id. `members`: the ids of an array's members."""
 
     members: tuple[AsyncTask, ...]
 

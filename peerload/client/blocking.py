@@ -1,4 +1,4 @@
-"""`peerload.Client`: the verbs of the command line for Python programs, blocking."""
+"""`peerload.Client`: the commands of the command line as blocking Python calls."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def _of_task(
 
 
 class Client:
-    """Blocking client of an agent. ``socket_path`` None: the one that `peerload` finds. Every call has a
-    connection of its own, so that a client may be used by several threads.
+    """Blocking client of an agent. ``socket_path`` None: the socket that `peerload` uses. Every call opens its
+    own connection, so several threads may share a client.
 
-    An agent that goes away, or has no room for one more client, is waited for, ``reconnect_s`` at most; then the call goes on where it
-    was. `cancel` and calls for ``@`` are not repeated if they may have been done. Every method raises AgentUnavailable if no agent
-    answers, and BadRequest, or a kind of it, if it refuses (peerload.model.errors).
+    If the agent disconnects or has too many clients, a call retries for at most ``reconnect_s`` and continues where it stopped.
+    `cancel` and calls for ``@`` are not repeated if the agent may have executed them. Every method raises AgentUnavailable if no
+    agent answers, and BadRequest or a subclass if the agent refuses (peerload.model.errors).
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: no connection is held open."""
+        """Do nothing: no connection stays open between calls."""
 
     def task(self, id: str) -> Task:  # noqa: A002 -- what it is called
-        """A handle on a task that was submitted before, also elsewhere: ``ws1/42``, ``42.7``, ``@``."""
+        """A handle of an existing task, also of another node: ``ws1/42``, ``42.7``, ``@``."""
         return Task(self, id)
 
     submit = _submit(operations.submit)
@@ -120,7 +120,7 @@ class Client:
                 yield from request.end(body)
 
     def _answer(self, request: operations.Call[Any] | operations.Stream[Any]) -> Iterator[tuple[str, operations.Reply]]:
-        """The answer to a request: ("more", body) for each part, then ("ok", body); ("again", {}) where it begins anew."""
+        """The answer to a request: ("more", body) for each part, then ("ok", body). ("again", {}) announces a new attempt."""
         if not request.verb:
             return
         attempts = operations.Attempts(request, self._reconnect_s, was_there=self._was_there)
@@ -151,7 +151,7 @@ class Client:
 
 
 class Task(operations.Handle):
-    """A task by its id: a handle, which costs nothing and may be made of any id. Of an array `members` has those."""
+    """Handle of a task. Creating one sends no request, and the id is not checked. `members`: the ids of an array's members."""
 
     members: tuple[Task, ...]
 

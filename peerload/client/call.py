@@ -1,11 +1,11 @@
 """The encoding of a function call for a task, and of its outcome; client and task share this file.
 
 The task reads one line of JSON (versions and options) and the pickled call from its standard input. It writes the outcome as the
-last line of its standard output: `peerload-result MARK LENGTH DATA`. The client draws MARK at random, so that nothing the function
-prints can be mistaken for it; DATA is base64, which is harmless to a terminal. To agents all of this is opaque.
+last line of its standard output: `peerload-result MARK LENGTH DATA`. The client chooses MARK at random, so that nothing the function
+prints can be mistaken for it. DATA is base64, which is harmless to a terminal. Agents do not interpret any of it.
 
-The outcome is a pickle, which runs code of the node that made it when it is read, or JSON, which runs nothing. The client chooses
-(`Serializer`) and reads nothing else.
+The outcome is a pickle, which can run arbitrary code when it is loaded, or JSON, which cannot. The client chooses
+(`Serializer`) and accepts no other format.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CALL_BYTES_MAX = 64 << 20
-"""Bound of a pickled call, function and arguments. It is kept until the task has ended, so that it can run elsewhere."""
+"""Limit of a pickled call (function and arguments). The call is kept until the task has ended, so that another node can run it."""
 RESULT_BYTES_MAX = 5 << 20
-"""Bound of a result. Output beyond what a node captures is cut from the middle; this much of its end is kept."""
+"""Limit of a result. Output beyond a node's capture limit is cut in the middle; at least this much of its end is kept."""
 LINE_BYTES_MAX = RESULT_BYTES_MAX * 4 // 3 + 200
 WORD = b"peerload-result"
 Serializer = Literal["pickle", "json"]
@@ -36,7 +36,7 @@ PYTHON = list(sys.version_info[:2])
 
 
 class TaskFailed(PeerloadError):
-    """The task of a function call ended without a result. ``task``: its id; ``exit_code``, ``signal``: None if it has none."""
+    """The task of a function call ended without a result. ``task``: its id; ``exit_code``, ``signal``: None if not applicable."""
 
     code = "task-failed"
 
@@ -50,7 +50,7 @@ class TaskFailed(PeerloadError):
 
 
 class RemoteError(Exception):
-    """An exception of a function whose result comes back as JSON. ``kind``: the name of its class; ``text``: its message."""
+    """An exception of a function whose result is returned as JSON. ``kind``: the name of its class; ``text``: its message."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
@@ -86,7 +86,7 @@ def packed_call(
     body: bytes = cloudpickle.dumps((function, args, kwargs))
     if len(body) > CALL_BYTES_MAX:
         raise ValueError(
-            f"the call has {len(body)} bytes as a pickle; at most {CALL_BYTES_MAX} can be sent: put large values into a file"
+            f"the pickled call has {len(body)} bytes; at most {CALL_BYTES_MAX} can be sent: put large values into a file"
         )
     return head + b"\n" + body
 
@@ -105,19 +105,19 @@ def packed_outcome(mark: str, outcome: dict[str, Any], serializer: Serializer = 
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever the function returned
-    """The value as JSON has it; an exception as its name and text. Raises TypeError for a value that would come back as another one,
+    """Convert a value to JSON types; an exception becomes its name and text. Raises TypeError for a value that JSON would change,
     such as a dict with numbers as keys."""
     if isinstance(value, BaseException):
         return {"kind": type(value).__qualname__, "text": str(value)}
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"a dict with the key {odd[0]!r}, where JSON has only text")
+            raise TypeError(f"a dict has the key {odd[0]!r}; JSON allows only text as keys")
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"JSON has no {type(value).__qualname__}")
+    raise TypeError(f"JSON cannot express {type(value).__qualname__}")
 
 
 def outcome_in(stdout: bytes, mark: str, serializer: Serializer = "pickle") -> dict[str, Any] | None:

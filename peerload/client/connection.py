@@ -1,16 +1,16 @@
 # ruff: noqa: PTH100, PTH110, PTH111, PTH118, PTH123
 # os.path, since pathlib would cost every command its quick start.
-"""Connections to an agent over its Unix socket: the protocol without any I/O, a blocking connection, and where that socket is.
+"""Connections to an agent over its Unix socket: the protocol without any I/O, a blocking connection, and the socket's path.
 
 >>> with AgentConnection() as client:                       # doctest: +SKIP
 ...     client.call("info")["node"]
 'ws1'
 
-It is quick to import, since every command needs it. A driver sends what `Protocol.request` returns. It reads at most
-`wanted_bytes` bytes, which never reach beyond the answer that is on its way, and hands them to `receive_data` until
-`next_answer` returns that answer. So a socket that can be read means another answer. `AgentConnection` drives it with a
-blocking socket, `asynchronous.py` with asyncio. docs/wire.md describes the messages; the verbs and their fields are those of
-`peerload.wire.control`; a reply is a plain dict.
+This module is quick to import, since every command needs it. A driver sends the bytes that `Protocol.request` returns. It
+reads at most `wanted_bytes` bytes, which never extend past the current answer, and passes them to `receive_data` until
+`next_answer` returns that answer. So a readable socket always means another answer. `AgentConnection` is the driver for a
+blocking socket, `asynchronous.py` the one for asyncio. docs/wire.md describes the messages; `peerload.wire.control` defines the
+verbs and their fields; a reply is a plain dict.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
 """An agent that sends nothing for this long, not even its answer to `info`, counts as stopped."""
 READS_WITHIN_S = 60.0
-"""Patience with an agent that has answered before and reads no more. Closing the connection would cancel the tasks that end with it."""
+"""How long to wait for an agent that has answered before but stopped reading. Disconnecting would cancel the attended tasks."""
 STARTS_WITHIN_S = 120.0
-"""Patience with an agent that a service manager is starting: it may have much to read first."""
+"""How long to wait for an agent that a service manager is starting. It may have a large state to load first."""
 ANSWERS_BEFORE_END_MAX = 100
-"""Answers of an agent that has closed the connection that are searched for a refusal."""
+"""Number of unread answers to search for a refusal after the agent has closed the connection."""
 SERVICE_HINT = "systemctl status peerload        its log:  journalctl -u peerload"
 SERVICE_MANAGER = 1
 """The pid of init."""
 SOCKET_PATH_BYTES_MAX = 107
-"""The kernel's bound for the path of a Unix socket."""
+"""The kernel's limit for the path of a Unix socket."""
 RECONNECT_S_MAX = 60.0
-"""Patience with an agent that went away, as it does to start itself again."""
+"""How long to try to reconnect to an agent that disconnected, for example to restart itself."""
 RECONNECT_EVERY_S = 0.25
 ROOM_S_MAX = 5.0
 """Patience of a quick request with an agent that has no room for one more client."""
 EVENTS_MAX = 100_000
-"""Bound of the events of one request."""
+"""Maximum number of events in one request."""
 READ_BYTES_MAX = 256 << 10
-"""Bound of one read."""
+"""Maximum size of one read."""
 
 _KINDS = ("more", "ok", "error")
 _REFUSALS: dict[str, type[BadRequest]] = {
@@ -75,7 +75,7 @@ _REFUSALS: dict[str, type[BadRequest]] = {
 _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
 
 Answer = tuple[int, str, "dict[str, Any]"]
-"""The number of the request that it answers, its kind ("more", "ok" or "error"), and its body."""
+"""Number of the answered request, kind ("more", "ok" or "error"), body."""
 
 START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
 _GROUP_HINT = "sudo adduser YOU peerload  and log in again; or start an agent of your own:  peerload up"
@@ -109,7 +109,7 @@ class Protocol:
 
     @property
     def wanted_bytes(self) -> int:
-        """Bound on the bytes to read before `next_answer` is asked again."""
+        """Maximum number of bytes to read before the next call of `next_answer`."""
         return min((frame.HEADER_BYTES if self._size is None else self._size) - len(self._buffer), READ_BYTES_MAX)
 
     def receive_data(self, data: bytes) -> None:
@@ -126,7 +126,7 @@ class Protocol:
 
     def next_answer(self) -> Answer | None:
         """Next answer that has arrived; None if more bytes are needed. Raises AgentUnavailable if it is
-        malformed, and ClientRefused for a refusal that is about the connection and not about one request."""
+        malformed, and ClientRefused if the agent refuses the connection itself."""
         if self._size is None or len(self._buffer) < self._size:
             return None
         raw, self._size = bytes(self._buffer), None
@@ -148,7 +148,7 @@ class Protocol:
 
 
 def follows(verb: str, fields: dict[str, object]) -> bool:
-    """True if the answer to a request has no time limit, since it follows future events."""
+    """True if the answer to a request has no time limit, since it waits for future events."""
     return verb == "wait" or bool(fields.get("follow"))
 
 
@@ -160,7 +160,7 @@ def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(body: dict[str, Any], kind: type[BadRequest] = BadRequest) -> BadRequest:
-    """The error that the body of an "error" describes. ``kind``: its class if its code has none of its own."""
+    """The error that the body of an "error" describes. ``kind``: the class for codes without a class."""
     code = str(body.get("code", ""))
     error = _REFUSALS.get(code, kind)(
         str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")
@@ -180,15 +180,15 @@ def joined(parts: Iterable[dict[str, Any]], reply: dict[str, Any]) -> dict[str, 
 
 
 def is_worth_another_try(error: PeerloadError) -> bool:
-    """True if the agent is away, or has no room for one more client now."""
+    """True if the agent is unavailable or has too many clients now."""
     return isinstance(error, AgentUnavailable) or error.code == SlowDown.code
 
 
 class Reconnection:
-    """Patience of one call with an agent that goes away, as it does to start itself again, or has no room for one more client.
+    """Retry limit of one call whose agent disconnects (for example to restart itself) or has too many clients.
 
-    ``patience_s``: the longest time without the agent. ``until_s`` (monotonic): the end of the call, beyond which it does not wait
-    for the agent either. ``was_there``: an agent has answered before the call. One that was never there is not waited for.
+    ``patience_s``: the longest time without the agent. ``until_s`` (monotonic): the deadline of the call, after which it does not
+    retry either. ``was_there``: an agent has answered before this call. Without that, a failed connect is not retried.
     """
 
     __slots__ = ("_lost_until_s", "_patience_s", "_until_s", "_was_there", "timed_out")
@@ -201,11 +201,11 @@ class Reconnection:
         self._was_there = was_there
         self._lost_until_s = 0.0
         self.timed_out = False
-        """The end of the call has passed while the agent was away."""
+        """The deadline of the call passed while the agent was unavailable."""
 
     @property
     def is_lost(self) -> bool:
-        """True from a failure that is worth another try until the next answer."""
+        """True from the first failure until the next answer."""
         return self._lost_until_s > 0.0
 
     def answered(self) -> None:
@@ -213,7 +213,7 @@ class Reconnection:
         self._lost_until_s = 0.0
 
     def continues(self, error: PeerloadError) -> bool:
-        """True if, after this failure, the call is to be made again in RECONNECT_EVERY_S."""
+        """True if the call should be retried after RECONNECT_EVERY_S."""
         now_s = time.monotonic()
         can_be_back = is_worth_another_try(error) and not isinstance(error, AgentSilent)
         if not self.is_lost:
@@ -224,12 +224,12 @@ class Reconnection:
 
 
 def agent_gone(reason: str) -> AgentGone:
-    """The error where the connection to an agent has ended."""
+    """The error for a lost connection to an agent."""
     return AgentGone("the agent disconnected", why=reason, hint="is it running?  peerload up")
 
 
 def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
-    """The part of a piece of output beyond what of its stream came before; None if there is none. Updates ``came``."""
+    """The part of a piece of output that was not received before; None if there is none. Updates ``came`` (bytes by stream)."""
     stream, offset, data = piece["stream"], piece["offset"], piece["data"]
     known = came[stream] - offset
     if known >= len(data):
@@ -239,7 +239,7 @@ def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None
 
 
 class OutputPosition:
-    """The position in a task's output: the number of bytes of each stream that came, of the attempt whose output is sent."""
+    """Position in a task's output: the number of bytes received of each stream, for the attempt that the pieces belong to."""
 
     __slots__ = ("_attempt", "_came")
 
@@ -248,8 +248,8 @@ class OutputPosition:
         self._came = {1: 0, 2: 0}
 
     def beyond(self, piece: dict[str, Any]) -> dict[str, Any] | None:
-        """The part of the next piece that did not come before a reconnection; None if there is none, as of a piece that only says
-        where the last lines begin."""
+        """The part of the next piece that was not received before a reconnection; None if there is none, as for an empty piece
+        that only marks where the last lines begin."""
         if piece.get("attempt") != self._attempt:
             self._attempt, self._came = piece.get("attempt"), {1: 0, 2: 0}
         new = beyond(piece, self._came)
@@ -259,9 +259,9 @@ class OutputPosition:
 class OutputGaps:
     """Gaps in a task's output, found from the pieces of an `output` answer and from its final reply.
 
-    ``is_whole``: the answer begins at the beginning of the output; otherwise (the last lines only) the bytes before the first piece
-    are not counted. ``streams``: those that were asked for. What the agent could not read or fetch is not known by stream, and counts
-    with each.
+    ``is_whole``: the answer starts at the beginning of the output; otherwise (the last lines only) the bytes before the first piece
+    are not counted. ``streams``: the requested streams. Bytes that the agent could not read or fetch are not known by stream: they
+    count even if they belong to another one.
     """
 
     __slots__ = ("_next", "missing_bytes")
@@ -302,13 +302,13 @@ class OutputGaps:
 class AgentConnection:
     """A connection to an agent.
 
-    ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there
-    or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
-    ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
-    after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
-    something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
-    ``awaits_start``: an agent that a service manager starts may take STARTS_WITHIN_S to do so.
-    ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time (0: the caller tries again).
+    ``socket_path`` None: the result of `default_socket_path`. Every method raises AgentUnavailable if the agent is not running
+    or disconnects, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
+    ``timeout_s``: AgentSilent is raised after this time without data (None: no limit). A request may take longer:
+    after half of the time the client sends `info`, and continues to wait if the agent answers it. A request that waits for future
+    events (`wait`, ``follow``) has no limit once the agent has answered anything; the agent then has READS_WITHIN_S to read a request.
+    ``awaits_start``: allow STARTS_WITHIN_S for an agent that a service manager is starting.
+    ``room_s``: how long to retry if the agent has too many clients, until its first answer (0: the caller retries).
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
@@ -328,13 +328,13 @@ class AgentConnection:
         self.connect()
 
     def connect(self) -> None:
-        """Connect, also again after the agent went away; the requests from before are no longer answered."""
+        """Connect or reconnect. Requests on an earlier connection get no answer any more."""
         timeout_s = self._timeout_s
         self._protocol = Protocol()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if (
             timeout_s is not None
-        ):  # the kernel's limit for connect: a non-blocking socket would not wait for room in the backlog
+        ):  # the kernel applies this timeout to connect; a non-blocking socket would not wait for space in the backlog
             limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
@@ -358,16 +358,16 @@ class AgentConnection:
         self._socket.close()
 
     def fileno(self) -> int:
-        """The descriptor of the socket, to be polled with others: when it can be read, an answer is coming."""
+        """The descriptor of the socket, for poll: readable means that an answer is arriving."""
         return self._socket.fileno()
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
-        """Send one request and return its reply, lists that came in parts joined. Answers to other requests are dropped."""
+        """Send one request → its reply, with partial lists joined. Answers to other requests are dropped."""
         parts = list(self.stream(verb, **fields))
         return joined(parts, self.last)
 
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
-        """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
+        """Send one request and yield each part of its answer as it arrives; then `last` is the final reply."""
         room = Reconnection(self._room_s)
         while True:
             try:
@@ -394,7 +394,7 @@ class AgentConnection:
             yield body
 
     def send(self, verb: str, **fields: object) -> int:
-        """Send one request and return its number. Raises BadRequest, with nothing sent, if it is too large."""
+        """Send one request → its number. Raises BadRequest, with nothing sent, if it is too large."""
         request, parts = self._protocol.request_parts(verb, fields)
         try:
             if self._timeout_s is not None and self._protocol.has_answered:
@@ -411,7 +411,7 @@ class AgentConnection:
         return request
 
     def _raise_refusal_before_end(self) -> None:
-        """The agent has closed the connection: raise the refusal that it sent before, if there is one. This does not wait."""
+        """Raise the refusal that the agent sent before it closed the connection, if there is one. Does not wait."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         try:
@@ -423,7 +423,7 @@ class AgentConnection:
             return
 
     def receive(self, *, may_last: bool = False) -> Answer:
-        """The next answer. ``may_last``: it may take for ever, once the agent has answered anything."""
+        """The next answer. ``may_last``: wait without limit once the agent has answered anything."""
         waits_on = self._timeout_s is None or (may_last and self._protocol.has_answered)
         try:
             if not waits_on:
@@ -447,19 +447,19 @@ class AgentConnection:
         poll.register(self._socket, select.POLLIN)
         half_ms = self._timeout_s * 500
         if not poll.poll(half_ms):
-            self.send("info")  # the request may take long; this one is answered at once
+            self.send("info")  # the request may take long; the agent answers this one immediately
             if not poll.poll(half_ms) and not (self._is_being_started() and poll.poll(self._starts_within_s * 1000)):
                 raise TimeoutError
 
     def _is_being_started(self) -> bool:
-        """True if the process that listened at this socket is gone: a service manager holds it and starts an agent for it."""
+        """True if the process that listened on this socket is gone: a service manager holds the socket and starts an agent."""
         pid = self._pid()
         if pid == SERVICE_MANAGER:
             return os.path.isdir("/run/systemd/system")  # noqa: PTH112 -- pathlib is slow to load
         return pid > 0 and not is_alive(pid)
 
     def _pid(self) -> int:
-        """The pid of the agent; 0 if the kernel does not say."""
+        """The pid of the agent; 0 if the kernel does not know it."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(credentials[:4], sys.byteorder)
 
@@ -472,14 +472,14 @@ class AgentConnection:
 
 
 def readable_within(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor can be read, at most for so long. → True if it can."""
+    """Wait until a descriptor is readable, for at most ``seconds`` → True if it is."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 def is_alive(pid: int) -> bool:
-    """True if there is a process of this number, also one of another user."""
+    """True if a process with this pid exists, under any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -490,15 +490,15 @@ def is_alive(pid: int) -> bool:
 
 
 def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
-    """The error where an agent has not answered. ``pid``: its process, 0 if that is not known."""
+    """The error for an agent that does not answer. ``pid``: 0 if unknown."""
     who = f"the agent (pid {pid})" if pid > 0 else "the agent"
     hint = f"its state:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
     return AgentSilent(f"{who} does not answer", why=f"nothing from it for {timeout_s or 0:g} s", hint=hint)
 
 
 def default_socket_path() -> str:
-    """The path of the agent's socket: PEERLOAD_SOCKET, else that of the user's config file, else the user's own, else the system's if
-    only that one exists."""
+    """The path of the agent's socket: PEERLOAD_SOCKET, else the setting in the user's config file, else the user's own socket,
+    else the system's if only that one exists."""
     named = os.environ.get("PEERLOAD_SOCKET") or _configured_socket()
     if named:
         return named
@@ -507,7 +507,7 @@ def default_socket_path() -> str:
 
 
 def _configured_socket() -> str | None:
-    """The setting `socket` of the user's config file; None without one, or if the file cannot be read: whoever uses it says so."""
+    """The setting `socket` of the user's config file; None without one. An unreadable file counts as none: its users report that."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     try:
         with open(os.path.join(base, "peerload", "config.toml"), "rb") as file:
@@ -525,7 +525,7 @@ def _configured_socket() -> str | None:
 def user_socket_path() -> str:
     """The path of the socket of the user's own agent: below XDG_RUNTIME_DIR, else below /run/user/UID, else in /tmp/peerload-UID.
 
-    Raises PeerloadError if that last directory belongs to another user or is open to others.
+    Raises PeerloadError if /tmp/peerload-UID belongs to another user or is accessible to others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
@@ -556,7 +556,7 @@ def _mode_if_ours(directory: str) -> int | None:
 
 
 def unavailable(path: str, error: OSError) -> AgentUnavailable:
-    """The error where no connection to this socket can be made."""
+    """The error for a failed connect to this socket."""
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         reason = f"the path {path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes that a socket's path may have"
     elif isinstance(error, FileNotFoundError):
@@ -576,7 +576,7 @@ def unavailable(path: str, error: OSError) -> AgentUnavailable:
 
 
 def _exit_reason(path: str) -> tuple[str, str]:
-    """Reason why the agent of this socket ended by itself, and a hint; both "" if it left none."""
+    """The recorded reason why the agent of this socket exited, and a hint; both "" without a record."""
     try:
         fd = os.open(path + frame.LAST_WORDS_ENDING, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

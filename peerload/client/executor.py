@@ -1,13 +1,13 @@
-"""`peerload.Executor`: a `concurrent.futures.Executor` whose functions run where there is room in the cluster.
+"""`peerload.Executor`: a `concurrent.futures.Executor` that runs functions on the nodes of the cluster.
 
 >>> with Executor(cpus=2, mem="4G") as executor:        # doctest: +SKIP
 ...     print(list(executor.map(pow, [2, 3], [5, 2])))
 [32, 9]
 
 Each call is a task: `peerload ls` lists it, `peerload logs` prints its output. One thread (`ExecutorLink`) talks to the agent: it
-submits the calls, sends their input, and receives their outcomes. It runs while calls are pending and ends when there are none, so
-a program that has its results can exit, and one that has not waits for them. If the agent goes away, the thread waits for it and
-submits its calls again under the same token, which is safe.
+submits the calls, sends their input, and receives their outcomes. It ends when no calls are pending, so a program that has all
+results can exit, and any other program waits for them. If the agent disconnects, the thread reconnects and submits its calls again
+with the same tokens, which queues no call twice.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 TASKS_MAX = 500
-"""Pending calls: one more blocks in `submit` until another has ended."""
+"""Maximum number of pending calls. `submit` blocks while there are as many."""
 TASKS_MAX_LIMIT = 10_000
 NAME_CHARACTERS_MAX = 128
 FIRST_INPUT_BYTES = 512 << 10
 INPUT_BYTES = 512 << 10
-"""Input that is sent with the submission, and then in each piece."""
+"""Size of each piece of input after the first one, which is sent with the submission."""
 SENT_BYTES_MAX = 8 << 20
-"""Bound of the input of unanswered submissions."""
+"""Maximum total input of unanswered submissions."""
 CALLS_A_SESSION = 250
-"""Calls on one connection: each is one or two requests, and an agent bounds those of one client."""
+"""Calls on one connection. Each is one or two requests, and an agent limits the pending requests of one client."""
 ERRORS_TOLD_BYTES = 4000
 FULL_RETRY_S = 1.0
 STAGING = "staging: "
-"""Prefix of the reason of a task whose files are not where they belong."""
+"""Prefix of the end reason of a task whose files could not be staged."""
 LOOK_S = 5.0
 
 Arguments = ParamSpec("Arguments")
@@ -63,8 +63,8 @@ _NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
 
 
 class TaskFuture(concurrent.futures.Future[Result]):
-    """A future that `cancel` stops even while its function runs: `running` is never true. ``made``: its call, None if it could not
-    be made."""
+    """A future that can be cancelled even while its function runs, so `running` is never true. ``made``: its call, None if pickling
+    failed."""
 
     def __init__(self, link: ExecutorLink) -> None:
         super().__init__()
@@ -86,19 +86,19 @@ class TaskFuture(concurrent.futures.Future[Result]):
                 return False
             is_first, self._was_cancelled = not self._was_cancelled, True
             if is_first:
-                self.set_running_or_notify_cancel()  # wakes those who wait for it
+                self.set_running_or_notify_cancel()  # wakes the waiting threads
         if is_first and self.made is not None:
             self._link.cancel(self.made)
         return True
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
-        """Call ``fn(future)`` when it has ended, in a thread where it may block, submit more, and shut the executor down."""
+        """Call ``fn(future)`` when the call has ended, in a thread where ``fn`` may block, submit, or shut the executor down."""
         with self._end:
             self._calls_back = True
         super().add_done_callback(fn)
 
     def _invoke_callbacks(self) -> None:
-        """Run the callbacks: those of the user in a thread of their own, since they may wait for other calls or this one."""
+        """Run the callbacks. User callbacks get their own thread, since they may wait for this or other calls."""
         run = super()._invoke_callbacks  # type: ignore[misc]  # it is not in the stubs
         if self._calls_back:
             self._link.aside(run)
@@ -110,7 +110,7 @@ class TaskFuture(concurrent.futures.Future[Result]):
         with self._end:
             if self.cancelled():
                 return
-            self.set_running_or_notify_cancel()  # from here on it is not cancelled
+            self.set_running_or_notify_cancel()  # it can no longer be cancelled
         if error is not None:
             self.set_exception(error)
         else:
@@ -118,8 +118,8 @@ class TaskFuture(concurrent.futures.Future[Result]):
 
 
 class PendingCall:
-    """A pending call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input
-    that the agent has."""
+    """A pending call. ``task``: the id of its task, "" until the agent has answered; ``sent``: input bytes
+    acknowledged by the agent."""
 
     def __init__(
         self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes, serializer: call.Serializer
@@ -138,7 +138,7 @@ class PendingCall:
 
 
 class ExecutorLink:
-    """The pending calls of one executor. fields: of the submission of each."""
+    """The pending calls of one executor. fields: the common fields of their submissions."""
 
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
@@ -153,26 +153,26 @@ class ExecutorLink:
         self._beside_lock = threading.Lock()
         self._refused_until_s = 0.0
 
-    # -- from other threads --------------------------------------------------------------------------------------------
+    # -- called by other threads ---------------------------------------------------------------------------------------
 
     def add(self, made: PendingCall) -> None:
         with self._lock:
             self._calls[id(made)] = made
             self._new.append(made)
-            self._stir()
+            self._notify_thread()
 
     def cancel(self, made: PendingCall) -> None:
         with self._lock:
             if id(made) in self._calls:
                 self._cancelled.append(made)
-                self._stir()
+                self._notify_thread()
 
     def pending(self) -> list[PendingCall]:
         with self._lock:
             return list(self._calls.values())
 
     def aside(self, work: Callable[[], None]) -> None:
-        """Run a callback of the user in a thread of its own, since it may wait for other calls."""
+        """Run a user callback in its own thread, since it may wait for other calls."""
         thread = threading.Thread(target=self._aside, args=(work,), name="peerload executor callbacks")
         with self._beside_lock:
             self._beside.add(thread)
@@ -195,7 +195,7 @@ class ExecutorLink:
             for thread in beside:
                 thread.join()
 
-    def _stir(self) -> None:
+    def _notify_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="peerload executor")
             self._thread.start()
@@ -222,7 +222,7 @@ class ExecutorLink:
                     if not sessions:
                         raise
                     self._drop_ended(sessions)
-                    _close(sessions)  # the reconnection decides what becomes of them
+                    _close(sessions)  # the next session resubmits or awaits their calls
                     sessions = []
         except BaseException as error:  # noqa: BLE001 -- the futures raise it
             self._fail_all(error)
@@ -231,7 +231,7 @@ class ExecutorLink:
             os.close(wake)
 
     def _turn(self, sessions: list[_Session], wake: int) -> bool:
-        """Run one round → whether any call is pending; if not, the link has given this thread up."""
+        """Run one round → False if no call is pending: the link has then released this thread."""
         with self._lock:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, []
@@ -254,7 +254,7 @@ class ExecutorLink:
         return True
 
     def _with_room(self, sessions: list[_Session]) -> _Session | None:
-        """A session with room for a call, a new one if need be; None while the agent refuses to have another."""
+        """A session below its call limit, a new one if necessary; None while the agent refuses another connection."""
         found = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
         if found is None and time.monotonic() >= self._refused_until_s:
             try:
@@ -268,7 +268,7 @@ class ExecutorLink:
         return found
 
     def _drop_ended(self, sessions: list[_Session]) -> bool:
-        """Forget the calls that have ended → whether there were any."""
+        """Remove the calls that have ended → True if there were any."""
         over = [made for session in sessions for made in session.over()]
         with self._lock:
             for made in over:
@@ -276,7 +276,7 @@ class ExecutorLink:
         return bool(over)
 
     def _await_answers(self, sessions: list[_Session], wake: int) -> None:
-        """Wait until there is something to do, and receive answers."""
+        """Wait for an answer, a wake-up or the retry time, and receive the answers."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         for session in sessions:
@@ -292,8 +292,8 @@ class ExecutorLink:
                 session.receive()
 
     def _connected(self, wake: int, *, patience_s: float) -> _Session:
-        """A new session, after which all calls are placed anew. Raises AgentUnavailable if no agent comes back, and the
-        refusal of one that has too many clients."""
+        """A new session; all pending calls are queued for it. Raises AgentUnavailable if the agent does not return, and
+        BadRequest if it refuses the connection. After a refusal for too many clients it retries for RECONNECT_S_MAX."""
         started_s = time.monotonic()
         while True:
             waited_s = time.monotonic() - started_s
@@ -322,7 +322,7 @@ class ExecutorLink:
             self._cancelled.clear()
             self._thread, self._wake = None, -1
         for made in calls:
-            if not made.is_over:  # its future has its outcome
+            if not made.is_over:  # otherwise its future already has an outcome
                 made.future.finish(error=error)
 
 
@@ -332,21 +332,21 @@ def _close(sessions: list[_Session]) -> None:
 
 
 class _Session:
-    """A connection and the requests on it. Raises AgentUnavailable, and BadRequest if the agent refuses to have one more."""
+    """A connection and its requests. Raises AgentUnavailable, and BadRequest if the agent refuses the connection."""
 
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
         self._fields = fields
         self._client = connection.AgentConnection(path, room_s=0.0)
         try:
-            self._client.call("info")  # a refusal is the answer to the first request
+            self._client.call("info")  # the agent sends a refusal as the answer to the first request
         except PeerloadError:
             self._client.close()
             raise
         self._asked: dict[int, tuple[str, PendingCall]] = {}
         self._waiting: list[PendingCall] = []
         self._unread: list[tuple[PendingCall, dict[str, Any]]] = []
-        """Ended calls whose output could not be read for want of a connection."""
+        """Ended calls whose output could not be read, because the agent refused another connection."""
         self._over: list[PendingCall] = []
         self._sent_bytes = 0
         self._retry_at_s = 0.0
@@ -365,7 +365,7 @@ class _Session:
         return bool(self._waiting or self._unread)
 
     def over(self) -> list[PendingCall]:
-        """The calls that have ended since the last time."""
+        """The calls that have ended since the last call of this method."""
         ended, self._over = self._over, []
         return ended
 
@@ -380,10 +380,10 @@ class _Session:
             self._ask("attend", made, task=made.task)
         self._await(made)
         if made.future.cancelled():
-            self.cancel(made)  # the agent may not have heard it
+            self.cancel(made)  # the agent may not have received the first request
 
     def go_on(self) -> None:
-        """Submit as many calls as there is room for, and read what could not be read before."""
+        """Submit waiting calls up to the input limit, and retry the output that could not be read."""
         if time.monotonic() < self._retry_at_s:
             return
         unread, self._unread = self._unread, []
@@ -400,7 +400,7 @@ class _Session:
             self._ask("submit", made, **made.fields, input=first, **more)
 
     def cancel(self, made: PendingCall) -> None:
-        """Cancel its task; of a call that is being submitted when its id is known."""
+        """Cancel its task. A call without a task id is cancelled when the id arrives."""
         if made.task and not made.is_over:
             self._ask("cancel", made, tasks=[made.task])
 
@@ -434,7 +434,7 @@ class _Session:
             self._send_more(made)
         elif verb == "input" and kind == "error":
             made.problem = refusal(body)
-            self.cancel(made)  # if it has ended, its outcome counts
+            self.cancel(made)  # a task that has already ended keeps its outcome
         elif verb == "wait" and kind == "more" and body.get("state") != "unknown":
             self._finish(made, body)
         elif verb == "wait" and kind == "more":
@@ -457,7 +457,7 @@ class _Session:
             return
         if declining := body.get("declining"):
             why = "; ".join(f"{node}: {reason}" for node, reason in declining.items())
-            with contextlib.suppress(UserWarning):  # where warnings are errors: nobody could catch it in this thread
+            with contextlib.suppress(UserWarning):  # if warnings are errors, nobody could catch one in this thread
                 warnings.warn(
                     f"no call runs on {why} (Executor(snapshot=True) takes the directory along)", stacklevel=1
                 )
@@ -468,7 +468,7 @@ class _Session:
         self._await(made)
 
     def _freeze(self, made: PendingCall) -> None:
-        """Submit a call again with a snapshot of its directory, the same for all calls."""
+        """Submit a call again with a snapshot of its directory. All calls share one snapshot."""
         try:
             if self._fields.get("freezes"):
                 submission.freeze_fields(self._path, self._fields)
@@ -480,7 +480,7 @@ class _Session:
         self._waiting.insert(0, made)
 
     def _finish(self, made: PendingCall, body: dict[str, Any]) -> None:
-        """The task has ended: set the outcome of its future."""
+        """Set the outcome of a future whose task has ended."""
         if made.future.cancelled() or made.is_over:
             self._ended(made)
             return
@@ -497,7 +497,7 @@ class _Session:
                 self._retry_at_s = time.monotonic() + FULL_RETRY_S
             else:
                 self._set(made, error=error)
-        except BaseException as error:  # noqa: BLE001 -- whatever unpickling raises; it concerns this call alone
+        except BaseException as error:  # noqa: BLE001 -- unpickling may raise anything; only this call fails
             error.add_note(f"raised while the result of {made.task} was read here")
             self._set(made, error=error)
         else:
@@ -509,7 +509,7 @@ class _Session:
                 BaseException.__setattr__(raised, "__cause__", cause)  # a frozen dataclass refuses a plain assignment
                 self._set(made, error=raised)
             elif (reason := str(body.get("reason") or "")).startswith(STAGING):
-                what, hint = f"files of {made.task} are not where they belong", f"peerload show {made.task}"
+                what, hint = f"files of {made.task} could not be staged", f"peerload show {made.task}"
                 self._set(made, error=StagingFailed(what, why=reason.removeprefix(STAGING), hint=hint))
             else:
                 self._set(made, value=outcome["value"])
@@ -556,14 +556,14 @@ class Executor(concurrent.futures.Executor):
     ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels,
     group, retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version
     (default: this one; with ``env`` that of the environment). ``tasks_max``: bound of pending calls. ``keep``: tasks go on
-    when this program ends; otherwise they are cancelled then, even if it is killed. ``serializer``: how results come back.
-    Unpickling a result runs code that the node put there, in this program. With "json" nothing is unpickled here: results
-    are JSON values (tuples come back as lists), and an exception comes back as `RemoteError`.
+    when this program ends; otherwise they are cancelled then, even if it is killed. ``serializer``: the encoding of results.
+    A malicious node can make unpickling a result run any code in this program. With "json" nothing is unpickled: results
+    are JSON values (tuples become lists), and an exception becomes a `RemoteError`.
 
-    A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules must exist on the nodes, in the
-    same directories or installed. Files (``in_``, ``out``, ``snapshot``) are read when the executor is made, which needs the agent
-    then. Futures raise AgentUnavailable, BadRequest, TaskFailed if a task ends without a result, StagingFailed if its files are not
-    where they belong, and whatever the function raised, with its traceback as ``__cause__``.
+    A call is pickled by cloudpickle, with functions of `__main__`, lambdas and closures; modules must exist on the nodes, in the
+    same directories or installed. Files (``in_``, ``out``, ``snapshot``) are read when the executor is created, which needs a
+    running agent. Futures raise AgentUnavailable, BadRequest, TaskFailed if a task ends without a result, StagingFailed if its files
+    could not be staged, and any exception of the function, with its traceback as ``__cause__``.
     """
 
     def __init__(
@@ -593,7 +593,7 @@ class Executor(concurrent.futures.Executor):
         bring = submission.sender(self._fields, wanted)
         if (
             lock := self._fields["spec"].get(submission.LOCK)
-        ) is not None:  # a call is read by the version that wrote it
+        ) is not None:  # the node must run the Python version that pickled the call
             version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
             self._fields["spec"][submission.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
         if bring is not None:
@@ -604,7 +604,7 @@ class Executor(concurrent.futures.Executor):
         self._lock = threading.Lock()
         self._is_shut = self._is_cancelled = False
         self._maps: dict[_MapCalls, None] = {}
-        """Calls of `map` without ``buffersize`` that may have inputs left; `shutdown` submits these."""
+        """Unfinished calls of `map` without ``buffersize``; `shutdown` submits their remaining inputs."""
         self._link = ExecutorLink(path, self._fields)
 
     def submit(
@@ -616,14 +616,14 @@ class Executor(concurrent.futures.Executor):
     def _submit(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_begun: bool = False
     ) -> TaskFuture[Any]:
-        """``is_begun``: the call belongs to a `map` that was accepted before the shutdown."""
+        """Submit a call. ``is_begun``: it belongs to a `map` that was accepted before the shutdown."""
         self._refuse_if_shut(is_begun=is_begun)
         future: TaskFuture[Any] = TaskFuture(self._link)
         mark = secrets.token_hex(16)
         try:
             path = [entry for entry in sys.path if entry]
             raw = call.packed_call(mark, fn, args, kwargs, path, self._serializer)
-        except Exception as error:  # noqa: BLE001 -- whatever pickling raises, as in the executors of the standard library
+        except Exception as error:  # noqa: BLE001 -- pickling may raise anything, as in the standard library's executors
             future.set_exception(error)
             return future
         fields = {**self._fields, "token": secrets.token_hex(16)}
@@ -635,7 +635,7 @@ class Executor(concurrent.futures.Executor):
             try:
                 self._refuse_if_shut(is_begun=is_begun)
             except RuntimeError:
-                future.cancel()  # gives its room back
+                future.cancel()  # frees its place among the pending calls
                 raise
             self._link.add(made)
         return future
@@ -652,10 +652,10 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[Result]:
-        """Yield the results in order. ``chunksize``: calls in one task, which pays for calls shorter than some tens of milliseconds.
-        ``buffersize``: tasks at most whose results have not been yielded (None: as many as the agent takes). Inputs are
-        consumed as there is room, and without ``buffersize`` those that are left by `shutdown`. So of infinitely many inputs either
-        give it, or close the iterator."""
+        """Yield the results in order. ``chunksize``: calls in one task; more than 1 pays off for calls of under some tens of ms.
+        ``buffersize``: maximum number of tasks whose results have not been yielded (None: ``tasks_max``). Inputs are
+        consumed as tasks can be submitted; without ``buffersize``, `shutdown` consumes the remaining ones. So for infinite inputs
+        set it, or close the iterator."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and buffersize < 1:
@@ -685,8 +685,8 @@ class Executor(concurrent.futures.Executor):
                 future.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. ``wait``: return when all have ended; ``cancel_futures``: cancel those that have not ended, running ones
-        too."""
+        """Accept no more calls. ``wait``: return when all have ended; ``cancel_futures``: cancel all unfinished calls, also running
+        ones."""
         with self._lock:
             self._is_shut = True
             self._is_cancelled |= cancel_futures
@@ -715,18 +715,18 @@ def _bring(bring: Callable[[str], None], path: str) -> None:
 
 
 class _MapCalls:
-    """The calls of one `Executor.map`. ``ahead``: those whose results have not been yielded."""
+    """The calls of one `Executor.map`. ``ahead``: calls whose results have not been yielded."""
 
     def __init__(
         self, chunks: Iterator[list[tuple[Any, ...]]], submit: Callable[[list[tuple[Any, ...]]], TaskFuture[Any]]
     ) -> None:
         self._chunks = chunks
         self._submit = submit
-        self._lock = threading.RLock()  # of who takes the results, and of who shuts the executor down
+        self._lock = threading.RLock()  # shared by the thread that reads results and the thread that shuts down
         self.ahead: collections.deque[TaskFuture[Any]] = collections.deque()
 
     def submit(self, number: int | None) -> None:
-        """Submit the next calls, at most so many; None: all that are left. Blocks while the executor has no room."""
+        """Submit at most ``number`` further calls; None: all remaining ones. Blocks while ``tasks_max`` calls are pending."""
         with self._lock:
             for chunk in itertools.islice(self._chunks, number):
                 self.ahead.append(self._submit(chunk))

@@ -1,7 +1,7 @@
-"""The program of a task of `peerload.Executor`: `python -m peerload.client.function` reads a call, makes it, and writes its outcome.
+"""The program of a task of `peerload.Executor`: `python -m peerload.client.function` reads a call, runs it, and writes its outcome.
 
-The output of the function is the task's output, as with any command. The outcome goes to a copy of standard output, so that a
-function may redirect or close that one.
+The output of the function is the task's output, as with any command. The outcome goes to a duplicate of standard output, so that
+the function may redirect or close the original.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ OTHER_PYTHON = 125
 
 
 def main() -> int:
-    """Read the call, make it, write the outcome → the exit code: 0 if the function returned, 1 if it raised."""
+    """Read the call, run it, write the outcome → the exit code: 0 if the function returned, 1 if it raised."""
     raw = sys.stdin.buffer.read()
-    private = os.dup(1)  # not inherited by what the function starts
+    private = os.dup(1)  # not inherited by processes that the function starts
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -59,7 +59,7 @@ def _outcome(body: bytes) -> dict[str, Any]:
     del body
     try:
         return {"value": function(*args, **kwargs)}
-    except BaseException as error:  # noqa: BLE001 -- SystemExit and KeyboardInterrupt too: the future has them
+    except BaseException as error:  # noqa: BLE001 -- SystemExit and KeyboardInterrupt too: the future raises them
         return _failure(error)
 
 
@@ -73,10 +73,10 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _write(descriptor: int, mark: str, serializer: call.Serializer, outcome: dict[str, Any]) -> None:
-    """Write the outcome; if it cannot be sent, why not."""
+    """Write the outcome, or the reason why it cannot be sent."""
     try:
         line = call.packed_outcome(mark, outcome, serializer)
-        call.outcome_in(line, mark, serializer)  # some exceptions can be pickled, and not read again
+        call.outcome_in(line, mark, serializer)  # some exceptions can be pickled but not unpickled
     except BaseException as error:  # noqa: BLE001 -- whatever a class's own code raises
         line = call.packed_outcome(mark, _unsendable(outcome, error), serializer)
     view = memoryview(line)

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH109, PTH118, PTH119, PTH123
 # os.path, since directories and commands are bytes.
-"""The Python interface, once: the options of a task, the values that are returned, and the operations: each is a request and how its
-answer is read.
+"""The part of the Python interface that both clients share: the options of a task, the returned values, and the operations. An
+operation is a request with a reader for its answer.
 
 `blocking.py` and `asynchronous.py` make methods of the operations. In values, times are Unix seconds, sizes bytes, durations
 seconds; None means unknown or not applicable."""
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """The id of a task, and those of its members if it is an array."""
+    """The id of a task, and the ids of its members if it is an array."""
 
     id: str
     members: tuple[Handle, ...]
@@ -49,13 +49,13 @@ class RunRequest(TypedDict, total=False):
     GPU), gpu_prefer (numbers, names or patterns of models to take first), gpu_wait (``"schedule"`` or ``"queue"``),
     gpu_share (``"auto"``, ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS),
     time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have all of these),
-    directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends),
+    directory (default: the current one; ``"-"``: a new empty one), environment (default: the variables that `submit` sends),
     priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (handles or ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
     snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
     (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
-    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough), token (8 to 64 characters that name
-    this submission: it is queued only once, however often it is sent within 7 days).
+    lock file of the environment to run in), overcommit (0.8 of its cores are enough), token (8 to 64 characters that identify
+    this submission: sending it again within 7 days does not queue it again).
     """
 
     cpus: float
@@ -98,13 +98,13 @@ class RunRequest(TypedDict, total=False):
 
 
 def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
-    """The argv. Raises TypeError for a line without ``shell``, BadRequest for an empty command."""
+    """The argv. Raises TypeError for a string without ``shell``, BadRequest for an empty command."""
     if shell:
         if not isinstance(words, (str, bytes)):
-            raise TypeError("with shell=True the command is one line")
+            raise TypeError("with shell=True the command must be one string")
         return [b"/bin/sh", b"-c", os.fsencode(words)]
     if isinstance(words, (str, bytes)):
-        raise TypeError("a command is a list of words; a line for the shell needs shell=True")
+        raise TypeError("the command must be a list of words; a string for the shell needs shell=True")
     argv = [os.fsencode(word) for word in words]
     if not argv or not argv[0]:
         raise BadRequest("the command is empty", hint='such as  client.submit(["hostname"])')
@@ -152,14 +152,14 @@ def task_spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         "name": wanted.get("name") or os.path.basename(argv[0]).decode("utf-8", "replace")[:128],
         "request": request,
         "placement": placement,
-        "followed": True,  # `Task.output` gives all of it
+        "followed": True,  # `Task.output` returns all of it
     }
     made |= _given(wanted, "time_limit_s", "priority", "lease_s", "est_s", "prefer")
     return made | ({"guarantee": "once"} if wanted.get("once") else {"guarantee": "fast"} if wanted.get("fast") else {})
 
 
 def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = False) -> bytes:
-    """These variables, or those of this process that travel, packed. Raises BadRequest if they are too large."""
+    """Pack the given variables, by default the captured ones of this process. Raises BadRequest if they are too large."""
     if environment is None:
         kept, _ = captured_variables(os.environb, [], [], moved=moved)
     else:
@@ -180,7 +180,7 @@ def array_ranges(indices: Iterable[int]) -> list[tuple[int, int, int]]:
 
 
 def _umask() -> int:
-    """The umask of this process. It is read from /proc, since setting it for a moment would affect other threads."""
+    """The umask of this process, read from /proc, since setting it even briefly would affect other threads."""
     with open("/proc/self/status", encoding="utf-8") as status:
         for line in status:
             if line.startswith("Umask:"):
@@ -192,7 +192,7 @@ def _devices(wanted: RunRequest) -> dict[str, Any]:
     gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share", "gpu_pct")
     if not gpus:
         if terms:
-            raise BadRequest(f"{min(terms)} is about GPUs, and no GPU is requested", hint="add  gpus=1")
+            raise BadRequest(f"{min(terms)} is set, but no GPU is requested", hint="add  gpus=1")
         return {}
     for name, known in (("gpu_wait", GPU_WAITS), ("gpu_share", GPU_SHARES)):
         if terms.get(name, known[0]) not in known:
@@ -201,7 +201,7 @@ def _devices(wanted: RunRequest) -> dict[str, Any]:
         terms["gpu_prefer"] = [name for name in terms["gpu_prefer"].split(",") if name]
     is_part = 0 < gpus < 1
     if is_part and terms.get("gpu_share") == "exclusive":
-        raise BadRequest("a part of a GPU is shared with others, and gpu_share is 'exclusive'")
+        raise BadRequest("a part of a GPU is always shared, but gpu_share is 'exclusive'")
     return ({"gpus": 1, "gpu_fraction": gpus} if is_part else {"gpus": int(gpus)}) | terms
 
 
@@ -224,7 +224,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever was given
 
 
 class _FromReply:
-    """A value made of a reply of the agent; keys that this version does not know are left out."""
+    """A value made from an agent's reply; unknown keys are ignored."""
 
     __slots__ = ()
 
@@ -266,7 +266,7 @@ class TaskInfo(_FromReply):
 @dataclass(frozen=True, slots=True)
 class Ended(_FromReply):
     """The end of a task. state: done, failed or cancelled; out_of: ``"memory"`` or ``"gpu memory"`` if it ran out of that;
-    kept_beside: its output files that are beside a file that was changed meanwhile, as ``name.peerload-<id>``."""
+    kept_beside: output files stored as ``name.peerload-<id>``, because the file ``name`` was changed meanwhile."""
 
     id: str
     state: str
@@ -285,7 +285,7 @@ class Ended(_FromReply):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The output of a task, as far as it was captured."""
+    """The captured output of a task."""
 
     stdout: bytes
     stderr: bytes
@@ -293,7 +293,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a task's output. stream: 1 is stdout, 2 is stderr; offset: its place in that."""
+    """A part of a task's output. stream: 1 is stdout, 2 is stderr; offset: its position in the stream."""
 
     stream: int
     offset: int
@@ -303,8 +303,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class NodeInfo(_FromReply):
     """A node as `peerload nodes` shows it. state: alive, suspect, dead or left; region: underloaded, normal or overloaded;
-    cpus_foreign: cores that other programs than tasks keep busy; gpus: one mapping each (docs/json.md has its
-    keys); age_s: how old that is."""
+    cpus_foreign: cores that other programs than tasks keep busy; gpus: one mapping each (docs/json.md lists its
+    keys); age_s: the age of this data."""
 
     node: str
     state: str
@@ -340,8 +340,8 @@ class Event(_FromReply):
 
 @dataclass(frozen=True, slots=True)
 class Why(_FromReply):
-    """Explanation of a task: why it waits, or why it runs where it does. nodes: whether each known node could ever run it and why not now,
-    as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
+    """Explanation of a task: why it waits, or why it runs on its node. nodes: for each known node, whether it could ever run the
+    task and why not now, as mappings (docs/json.md lists the keys); change: the smallest change that would let it start."""
 
     id: str
     state: str
@@ -362,20 +362,20 @@ Item = TypeVar("Item")
 
 
 class Call(NamedTuple, Generic[Result]):
-    """A request whose answer is read when it is complete; without a verb nothing is asked. One whose connection broke is sent again if
-    it ``may_repeat``; of an answer that follows something (`connection.follows`) the parts that came before are read, too."""
+    """A request whose answer is read when it is complete; with an empty verb, none is sent. After a lost connection it is sent again
+    if it ``may_repeat``; if its answer waits for future events (`connection.follows`), parts from before the loss are kept."""
 
     verb: str
     fields: dict[str, Any]
     read: Callable[[Parts, Reply], Result]
     before: Callable[[str], None] | None = None
-    """Work before the request, which blocks: it is given the path of the agent's socket."""
+    """Blocking work before the request. Its argument is the path of the agent's socket."""
     may_repeat: bool = True
 
 
 class Stream(NamedTuple, Generic[Item]):
-    """A request whose answer is read as it comes: the items in one part, and those in the final reply. One whose connection broke is
-    sent again, with the ``fields`` as they are then: ``items`` leaves out what came before, or changes them so that it is not sent."""
+    """A request whose answer is read as it arrives. ``items`` reads a part, ``end`` the final reply. After a lost connection it is
+    sent again with the current ``fields``. ``items`` drops repeated items, or updates ``fields`` so that none is sent twice."""
 
     verb: str
     fields: dict[str, Any]
@@ -384,7 +384,7 @@ class Stream(NamedTuple, Generic[Item]):
 
 
 class Attempts(Reconnection):
-    """The attempts of a client at one request: what the next one asks, and whether there is one after a failure."""
+    """The attempts of a client at one request: the fields of the next attempt, and the decision to retry after a failure."""
 
     __slots__ = ("_may_repeat", "_request", "before")
 
@@ -394,10 +394,10 @@ class Attempts(Reconnection):
         super().__init__(patience_s, until_s=until_s, was_there=was_there)
         self._request = request
         names = [request.fields.get("task"), *request.fields.get("tasks", ())]
-        is_same = not any(str(name).startswith("@") for name in names)  # it may name another task then
+        is_same = not any(str(name).startswith("@") for name in names)  # @ may mean another task after a reconnection
         self._may_repeat = is_same and (isinstance(request, Stream) or request.may_repeat)
         self.before = request.before if isinstance(request, Call) else None
-        """Work to be done before the next attempt."""
+        """Blocking work before the next attempt."""
 
     def fields(self) -> dict[str, Any]:
         """The fields of the next attempt."""
@@ -407,7 +407,7 @@ class Attempts(Reconnection):
         return fields | {"timeout_s": max(self._until_s - time.monotonic(), 0.0)}
 
     def continues(self, error: PeerloadError) -> bool:
-        """True if the request is to be sent again: at once if its working directory is to travel, otherwise in RECONNECT_EVERY_S."""
+        """True if the request should be sent again: immediately if the agent wants a snapshot, otherwise after RECONNECT_EVERY_S."""
         if isinstance(error, SnapshotWanted) and self._request.fields.get("freezes"):
             self.before = functools.partial(submission.freeze_fields, fields=self._request.fields)
             return True
@@ -422,22 +422,22 @@ def _names(tasks: Named | Iterable[Named]) -> list[str]:
     return [_name(task) for task in ([tasks] if isinstance(tasks, Handle | str) else tasks)]
 
 
-# -- submit: each results in the id, followed by the ids of the members ------------------------------------------------
+# -- submit: each returns the id, followed by the ids of the members ---------------------------------------------------
 
 
 def submit(argv: Sequence[Word] | str, *, shell: bool = False, **wanted: Unpack[RunRequest]) -> Call[list[str]]:
-    """Queue a command; durable when this returns. ``argv``: its words, or, with ``shell``, one line for /bin/sh. What
-    else can be asked for: `RunRequest`."""
+    """Queue a command; durable when this returns. ``argv``: its words, or, with ``shell``, one line for /bin/sh. Options:
+    see `RunRequest`."""
     return _submit(submit_fields(command_words(argv, shell=shell), wanted), (), wanted)
 
 
 def submit_array(
     argv: Sequence[Word] | str, indices: Iterable[int], *, shell: bool = False, **wanted: Unpack[RunRequest]
 ) -> Call[list[str]]:
-    """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
+    """Queue it once for each number. The task reads its number from PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))
     if not all(isinstance(number, int) for number in numbers):
-        raise TypeError(f"the indices of an array are numbers, such as range(0, 10, 2), not {indices!r}")
+        raise TypeError(f"the indices of an array must be numbers, such as range(0, 10, 2), not {indices!r}")
     if not numbers:
         raise _no_members()
     fields = submit_fields(command_words(argv, shell=shell), wanted)
@@ -473,8 +473,8 @@ def wait(
     timeout_s: float | None = None,
     any: bool = False,  # noqa: A002 -- the flag's name
 ) -> Call[list[Ended]]:
-    """Return when these tasks, and all members of arrays among them, have ended; with ``any``: one of them. → each end, the
-    first first. Raises TimeoutError."""
+    """Return when these tasks, and all members of arrays among them, have ended; with ``any``: when one of them has. → the ends in
+    order of time. Raises TimeoutError."""
 
     def read(parts: Parts, reply: Reply) -> list[Ended]:
         new_ends = _new_ends()
@@ -489,7 +489,7 @@ def wait(
 
 
 def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
-    """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
+    """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` accepts arrays)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
     verb, fields, read, *_ = wait([task], timeout_s=timeout_s)
@@ -502,7 +502,7 @@ def ended(tasks: Named | Iterable[Named]) -> Stream[Ended]:
 
 
 def _new_ends() -> Callable[[Reply], list[Ended]]:
-    """A function that finds the end in a part of an answer, unless it was in an earlier part: after a reconnection all are sent again."""
+    """A function that extracts the end of a task from a part, unless it was seen before: a reconnection sends all ends again."""
     known: set[str] = set()
 
     def new(part: Reply) -> list[Ended]:
@@ -515,12 +515,12 @@ def _new_ends() -> Callable[[Reply], list[Ended]]:
 
 
 def output(task: Named) -> Call[Output]:
-    """The output that a task has written so far. Raises OutputIncomplete if not all of it is there (any more)."""
+    """The output that a task has written so far. Raises OutputIncomplete if some of it is missing."""
 
     def read(parts: Parts, reply: Reply) -> Output:
         written, gaps = {1: bytearray(), 2: bytearray()}, OutputGaps()
         for part in parts:
-            if "data" in part:  # other parts say why some of it may be missing
+            if "data" in part:  # other parts explain why some output may be missing
                 gaps.add(part)
                 written[part["stream"]] += part["data"]
         gaps.require_all(reply)
@@ -530,7 +530,7 @@ def output(task: Named) -> Call[Output]:
 
 
 def follow(task: Named) -> Stream[Piece]:
-    """Follow a task's output until it has ended. Raises OutputIncomplete then if not all of it came."""
+    """Follow a task's output until it has ended. Raises OutputIncomplete at the end if some of it is missing."""
     gaps, position = OutputGaps(), OutputPosition()
 
     def items(part: Reply) -> Iterator[Piece]:
@@ -555,20 +555,20 @@ def cancel(tasks: Named | Iterable[Named], *, signal: int = 15, force: bool = Fa
 
 
 def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[bool]:
-    """Stop it, or all members. → whether there was something to stop."""
+    """Stop it, or all members → True if any of them had not ended."""
     verb, fields, read, *_ = cancel([task], signal=signal, force=force)
     return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)), may_repeat=False)
 
 
 def info(task: Named) -> Call[TaskInfo]:
-    """The facts known of a task now."""
+    """The current state of a task."""
     return Call("show", {"tasks": [_name(task)]}, lambda _, reply: TaskInfo.of(reply["tasks"][0]))
 
 
 def tasks(
     *, states: str | Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000
 ) -> Call[list[TaskInfo]]:
-    """My tasks: unfinished ones, and those that ended lately."""
+    """The user's tasks: unfinished ones and recently ended ones."""
     fields: dict[str, object] = {"states": listed(states), "ended_within_s": ended_within_s, "limit": limit}
     return Call("tasks", fields, lambda parts, reply: list(map(TaskInfo.of, joined(parts, reply)["tasks"])))
 
@@ -579,7 +579,7 @@ def nodes() -> Call[list[NodeInfo]]:
 
 
 def why(task: Named) -> Call[Why]:
-    """Explain why a task waits, or why it runs where it does."""
+    """Explain why a task waits, or why it runs on its node."""
     return Call("why", {"task": _name(task)}, lambda parts, reply: Why.of(joined(parts, reply)))
 
 
@@ -587,7 +587,7 @@ def events(*, follow: bool = False, limit: int = 50, tasks: Named | Iterable[Nam
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
     def items(part: Reply) -> Iterator[Event]:
-        if "begins" in part:  # after a reconnection, those that were yielded are not sent
+        if "begins" in part:  # after a reconnection, events that were already yielded are not sent
             fields.update(after=part["begins"], limit=EVENTS_MAX)
         for event in map(Event.of, part.get("events", ())):
             fields["after"] = event.number

@@ -1,12 +1,12 @@
 # ruff: noqa: PTH109, PTH112, PTH118, PTH119, PTH123
 # os.path, since directories are bytes, and it is quick.
-"""Environment and files that travel with a submission: variables, the lock of a software environment, and files.
+"""Data sent along with a submission: environment variables, the lock of a software environment, and files.
 
 All variables of the submitter travel, except those of the login session and names that look like secrets. `--export` names
 variables that travel anyway; with `--export none` only named ones do.
 
-Files are found, and sent to the agent, by the user's own process. `prepare` changes the spec and the terms of a `submit` request,
-`send` brings the agent what it lacks, and `freeze` does both where the agent answers that the working directory is to travel
+The user's own process finds the files and sends them to the agent. `prepare` changes the spec and the terms of a `submit` request,
+`send` uploads the files that the agent lacks, and `freeze` does both when the agent requests a snapshot of the working directory
 (`snapshot = "auto"` of `[files]` in its settings).
 """
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 ENVIRONMENT_BYTES_MAX = 256 << 10
-"""The bound of peerload.model.task, which is not imported: that would slow down every submit."""
+"""The limit of peerload.model.task, which is not imported, since that would slow down every submit."""
 LARGEST_NAMED = 3
 NAMED_MAX = 1024
-"""The bound of peerload.model.task."""
+"""The limit of peerload.model.task."""
 
 _LOGIN_NAMES = frozenset(
     b"COLORTERM COLUMNS DESKTOP_SESSION DISPLAY GPG_AGENT_INFO GPG_TTY INVOCATION_ID JOURNAL_STREAM KRB5CCNAME LINES"
@@ -54,7 +54,7 @@ def captured_variables(
 ) -> tuple[dict[bytes, bytes], list[str]]:
     """The variables to send, and the names left out because they look like secrets.
 
-    export: the words of `--export`, in which `none` stands for an empty start; extra: K=V of `--env`;
+    export: the words of `--export`, where `none` starts from an empty environment; extra: K=V of `--env`;
     moved: the task runs in another directory, so that PWD would be wrong. Raises UsageError for a word that fits
     neither form, BadRequest for a name that is not set.
     """
@@ -85,14 +85,14 @@ def captured_variables(
         name, equals, value = os.fsencode(word).partition(b"=")
         if not name or not equals:
             raise UsageError(
-                f"--env takes NAME=VALUE, not {word!r}", hint=f"to send what is set here:  --export {word}"
+                f"--env takes NAME=VALUE, not {word!r}", hint=f"to send the current value:  --export {word}"
             )
         kept[name] = value
     return kept, sorted(set(secret) - {os.fsdecode(name) for name in kept})
 
 
 def named_variables(export: Sequence[str], extra: Sequence[str]) -> list[bytes]:
-    """The names in `--export` and `--env`: they travel even where the task runs as another user."""
+    """The names in `--export` and `--env`: they are sent even if the task runs as another user."""
     names = [name for words in export for name in words.split(",") if name and name != "none"]
     names += [word.partition("=")[0] for word in extra]
     return [os.fsencode(name) for name in dict.fromkeys(names)][:NAMED_MAX]
@@ -113,7 +113,7 @@ def packed_variables(environment: Mapping[bytes, bytes]) -> bytes:
 
 
 def looks_secret(name: bytes) -> bool:
-    """``*TOKEN* *SECRET* *PASSWORD* *_KEY AWS_*``, in whatever case, less the names of files with public certificates."""
+    """True for ``*TOKEN* *SECRET* *PASSWORD* *_KEY AWS_*`` in any case, except names of files with public certificates."""
     upper = name.upper()
     if upper.endswith(b"_CA_BUNDLE"):
         return False
@@ -126,14 +126,14 @@ def _belongs_to_login(name: bytes) -> bool:
 
 SCRATCH = b"-"
 LOCK = "lock"
-"""The key of a spec under which a lock stands, until `send` has brought it to the agent."""
+"""The key of a lock in a spec, until `send` has uploaded the lock to the agent."""
 SCRIPT_BYTES_MAX = 1 << 20
 AUTO_BYTES_MAX, AUTO_FILES_MAX = 1 << 30, 10_000
-"""A larger directory travels only if its user says so."""
+"""A larger directory is sent only if the user requests it."""
 
 
 def add_lock(spec: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Have a task find the environment of this lock file. Raises BadRequest."""
+    """Run a task in the environment of this lock file. Raises BadRequest."""
     from peerload.environments import locks  # noqa: PLC0415 -- most submissions have none
 
     spec[LOCK] = locks.read(path)
@@ -141,7 +141,7 @@ def add_lock(spec: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def add_script(spec: dict[str, Any]) -> None:
-    """Have a script with inline metadata (PEP 723) run in its environment, as `uv run` does. Raises BadRequest."""
+    """Run a script with inline metadata (PEP 723) in its environment, as `uv run` does. Raises BadRequest."""
     script = spec["argv"][0]
     if LOCK in spec or not script.endswith(b".py"):
         return
@@ -150,7 +150,7 @@ def add_script(spec: dict[str, Any]) -> None:
         with open(path, "rb") as file:
             content = file.read(SCRIPT_BYTES_MAX)
     except OSError:
-        return  # it may be on another node
+        return  # the script may exist on another node
     if b"# /// script" in content:
         from peerload.environments import locks  # noqa: PLC0415 -- as above
 
@@ -170,7 +170,7 @@ def prepare(
     snapshot: bool,
     files_max: int | None = None,
 ) -> list[Found]:
-    """Have the task work in a fresh directory whose outputs come home → what goes there; [] if nothing travels. files_max: bound
+    """Set up the task to run in a new directory, with outputs copied home → the files to send; [] without files. files_max: limit
     on the files of a snapshot. Raises StagingFailed."""
     if not (inputs or outputs or snapshot):
         return []
@@ -195,7 +195,7 @@ def prepare(
 
 
 def _check_place(home: bytes, glob: str) -> None:
-    """Check that outputs may be placed where a glob says, before the task has worked for hours. Raises StagingFailed, OSError."""
+    """Check before submission that outputs can be written where a glob points. Raises StagingFailed, OSError."""
     from peerload.files import tree  # noqa: PLC0415 -- most submissions have none
 
     is_directory = os.path.isdir(os.path.join(home, os.fsencode(glob)))
@@ -203,27 +203,27 @@ def _check_place(home: bytes, glob: str) -> None:
     base = os.open(home, tree.DIRECTORY | os.O_CLOEXEC)
     try:
         while not os.access(place or ".", os.F_OK, dir_fd=base, follow_symlinks=False):
-            place = place.rpartition("/")[0]  # it will be made
+            place = place.rpartition("/")[0]  # missing directories will be created
         fd = tree.open_beneath(base, place or ".", tree.DIRECTORY)
         why = "" if os.access(".", os.W_OK, dir_fd=fd) else "it cannot be written to"
         os.close(fd)
     except OSError as error:
-        why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
+        why = "its path contains a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
     finally:
         os.close(base)
     if why:
         where = printable(place or home)
         raise StagingFailed(
-            f"outputs cannot be placed in {where}", why=why, hint="another place to start from:  -d DIR"
+            f"outputs cannot be written to {where}", why=why, hint="to start from another directory:  -d DIR"
         )
 
 
 def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
-    """A path beneath the working directory. Raises StagingFailed."""
+    """The path relative to the working directory. Raises StagingFailed."""
     from peerload.files.manifest import objection  # noqa: PLC0415 -- most submissions have none
 
     if not path:
-        raise StagingFailed("the empty path cannot be staged", hint="the whole directory:  .")
+        raise StagingFailed("an empty path cannot be staged", hint="the whole directory:  .")
     inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))
     if inside == ".." or inside.startswith("../"):
         raise StagingFailed(
@@ -232,7 +232,7 @@ def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
             hint="name another directory to start from:  -d DIR",
         )
     if why := objection(inside) if inside != "." else "":
-        what = f"the output {printable(path)} cannot come home" if is_glob else f"{printable(path)} cannot be staged"
+        what = f"the output {printable(path)} cannot be staged" if is_glob else f"{printable(path)} cannot be staged"
         raise StagingFailed(what, why=why, hint="give it another name")
     if inside == ".":
         return "**" if is_glob else ""
@@ -246,7 +246,7 @@ def send(
     found: Sequence[Found],
     progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Have the agent keep the files and the lock, and the task name them. progress: called with the bytes that were sent.
+    """Upload the files and the lock to the agent and set their ids in the spec. progress: called with the number of bytes sent.
     Raises PeerloadError."""
     if hasattr(spec.get(LOCK), "put"):
         spec[LOCK] = spec[LOCK].put(lambda **fields: client.call("files", **fields))
@@ -267,7 +267,7 @@ def size_of(found: Sequence[Found]) -> int:
 
 
 def may_freeze(spec: dict[str, Any]) -> bool:
-    """True if the agent may answer that the working directory is to travel."""
+    """True if the agent may request a snapshot of the working directory."""
     return "files" not in spec and spec["directory"] != SCRATCH
 
 
@@ -277,7 +277,7 @@ def freeze(
     terms: dict[str, Any],
     progress: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Have the working directory travel → the reason why it does not, "" if it does. Raises PeerloadError."""
+    """Send the working directory along → "" if it was sent, else the reason why not. Raises PeerloadError."""
     before = dict(spec), dict(terms)
     try:
         found = prepare(spec, terms, (), (), snapshot=True, files_max=AUTO_FILES_MAX)
@@ -285,7 +285,7 @@ def freeze(
         if size <= AUTO_BYTES_MAX:
             send(client, spec, terms, found, progress)
             return ""
-        why = f"its files have {size_text(size)}, and no more than {size_text(AUTO_BYTES_MAX)} travel unasked"
+        why = f"its files have {size_text(size)}; at most {size_text(AUTO_BYTES_MAX)} are sent without --snapshot"
     except StagingFailed as error:
         why = str(error)
     for now, was in zip((spec, terms), before, strict=True):
@@ -298,14 +298,14 @@ def freeze(
 
 
 def listed(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None) -> list[str]:
-    """The texts and paths that were given, as texts; one alone is a list of one."""
+    """Convert paths or texts to a list of texts; a single one becomes a list of one."""
     if given is None or isinstance(given, (str, os.PathLike)):
         return [os.fspath(given)] if given else []
     return [os.fspath(one) for one in given]
 
 
 def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str], None] | None:
-    """A function that sends the files of a submission to the agent at a socket; None if nothing travels. Raises StagingFailed."""
+    """A function that sends the files of a submission to the agent at a socket; None without files. Raises StagingFailed."""
     spec, terms = fields["spec"], fields.get("terms", {})
     if wanted.get("env") is not None:
         add_lock(spec, wanted["env"])
@@ -326,7 +326,7 @@ def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str],
 
 
 def freeze_fields(path: str, fields: dict[str, Any]) -> None:
-    """Freeze the fields of a submission that the agent at this socket has refused, as `freeze` does. Raises
+    """Apply `freeze` to the fields of a submission, after the agent at this socket has requested a snapshot. Raises
     PeerloadError."""
     spec, terms = dict(fields["spec"]), dict(fields.get("terms", {}))
     with AgentConnection(path) as client:
@@ -336,4 +336,4 @@ def freeze_fields(path: str, fields: dict[str, Any]) -> None:
     if why:
         import warnings  # noqa: PLC0415 -- as above
 
-        warnings.warn(f"{printable(spec['directory'])} does not travel with the task: {why}", stacklevel=2)
+        warnings.warn(f"{printable(spec['directory'])} is not sent with the task: {why}", stacklevel=2)

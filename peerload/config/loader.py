@@ -1,8 +1,8 @@
-"""Settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
+"""Effective settings, by precedence: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in.
 
-Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be
-used raises ConfigError naming the key and where it stands: an agent must not start with one. `mistakes_in` goes on after a mistake,
-for people who want to know all that are in a file."""
+Every key of `AgentConfig` can be set in each of these places. An unknown key or an invalid value raises ConfigError with
+the key and its origin, and the agent does not start. `mistakes_in` continues after a mistake, to report all mistakes
+in a file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PRICE_BYTES_MAX = 16 << 20
 def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]) -> AgentConfig:
     """Load the settings of one agent.
 
-    ``flags`` holds only what was given (``config`` names another user file); ``defaults``: default places of this
+    ``flags``: only the given ones (``config`` names another user file); ``defaults``: default paths of this
     user (``state``, ``socket``). Raises ConfigError.
     """
     return load_with_origins(flags, defaults, environment)[0]
@@ -80,7 +80,7 @@ def load_with_origins(
     layers.append((ENVIRONMENT, _environment(environment)))
     layers.append((FLAG, given))
     state, where = _last(layers, "state"), _last(layers, "cluster")
-    is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # otherwise it is refused below
+    is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # other values are refused below
     joined_as = node_identity_file.settings(Path(state)) if is_path and state else {}
     if joined_as and where in (None, "", joined_as["cluster"]):
         layers.insert(1, (str(Path(state, node_identity_file.NAME)), joined_as))
@@ -98,12 +98,12 @@ def load_with_origins(
 
 
 def unknown(key: str, place: str) -> ConfigError:
-    """Make the error for a key that does not exist, with the key that may be meant."""
+    """The error for a key that does not exist, with a suggestion."""
     return ConfigError(key, f"no such setting ({place})", hint=near(key, KEYS))
 
 
 def _last(layers: list[tuple[str, dict[str, Any]]], key: str) -> Any:  # noqa: ANN401 -- whatever was given
-    """Value in force of this key; None if it was given nowhere."""
+    """The effective value of this key; None if not set."""
     return next((layer[key] for _, layer in reversed(layers) if key in layer), None)
 
 
@@ -117,7 +117,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         try:
             _look_at(key, value)
         except ConfigError as error:
-            if error.file:  # a preset's
+            if error.file:  # the error is in a preset's file
                 raise
             raise ConfigError(error.key, f"{error.says} ({origin[key]})", why=error.why, hint=error.hint) from None
     return AgentConfig(**converted)
@@ -126,7 +126,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
 def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401 -- of the setting's own type
     """Convert the value of one setting. Raises ConfigError."""
     one = {"node": "n", "state": "s", "socket": "s", key: value}
-    if place != ENVIRONMENT and (why := objection(key, value)):  # the system launcher's objection
+    if place != ENVIRONMENT and (why := objection(key, value)):  # the check of the system launcher
         raise ConfigError(
             key, f"{'this' if isinstance(value, dict) else repr(value)} cannot be used ({place})", why=why
         )
@@ -143,19 +143,19 @@ def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401
 
 
 def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigError:
-    """Make the error for a value. For a table it names one of the table's own keys, and does not show the whole
+    """The error for a value. For a table it names the wrong key of the table, and does not show the whole
     table."""
     why = validation_error_text(error)
     within, colon, says = why.partition(": ")
     if colon and key in TABLES and within.startswith(key):
         return ConfigError(within, f"this cannot be used ({place})", why=_choices(within) or says)
     why = _choices(key) or why
-    shown = "this" if key in ("mqtt", "hooks") else repr(value)  # it may hold a password
+    shown = "this" if key in ("mqtt", "hooks") else repr(value)  # the value may contain a password
     return ConfigError(key, f"{shown} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
 
 
 def _choices(key: str) -> str:
-    """Allowed values of a setting, in words; "" unless it is one of a few words. ``key``: also one within a table,
+    """The allowed values of a setting as text; "" unless it is one of a few words. ``key``: may be within a table, such as
     `load.foreign`."""
     kind: msgspec.inspect.Type = msgspec.inspect.type_info(AgentConfig)
     for name in key.split("."):
@@ -195,7 +195,7 @@ def sleep_after_s(settings: EnergySettings) -> float:
 
 
 def cache_bytes(settings: FilesSettings) -> int:
-    """Bound on the cache of files. Raises ConfigError."""
+    """The size limit of the file cache. Raises ConfigError."""
     return int(_with_unit("files.cache", settings.cache, size))
 
 
@@ -220,7 +220,7 @@ def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
 
 
 def check_hooks(settings: HooksSettings) -> None:
-    """Raises ConfigError if a target cannot be used; it is not shown, since a URL may be a secret."""
+    """Raises ConfigError if a target cannot be used. The target is not shown, since a URL may be a secret."""
     for name in ("on_end", "on_fail", "on_node_dead"):
         for target in getattr(settings, name):
             if why := notification.objection(target):
@@ -234,8 +234,8 @@ def default_node_name() -> str:
 
 
 def files(named: str | None, environment: dict[str, str], *, is_system: bool = False) -> list[Path]:
-    """Configuration files that exist, the weakest first; for the agent of all users, none of a user. Raises
-    ConfigError if a file cannot be looked up."""
+    """Existing configuration files, lowest precedence first; for the system-mode agent, no user files. Raises
+    ConfigError if a path cannot be checked."""
     files = [SYSTEM_FILE, *sorted(SYSTEM_DIRECTORY.glob("*.toml"))]
     if named is not None:
         if not _is_there(Path(named)):
@@ -273,7 +273,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _place(key: str, value: str, file: str) -> str:
-    """The path of a file's setting. Raises ConfigError for a relative one: each start from another directory would
+    """The path in a setting of a file. Raises ConfigError for a relative one: each start from another directory would
     be another node."""
     path = os.path.expanduser(value)  # noqa: PTH111 -- a path without a home stays as it is
     if not os.path.isabs(path):  # noqa: PTH117 -- as above
@@ -373,7 +373,7 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
 
 
 def _of_table(name: str, table: dict[str, Any]) -> Iterator[ConfigError]:
-    """The mistakes of a table: of each setting by itself, and of those that need each other."""
+    """The mistakes in a table: in each setting, and in combinations of settings."""
     fields = FLAT_TABLES[name].__struct_fields__
     good: dict[str, Any] = {}
     for key, value in table.items():
@@ -426,7 +426,7 @@ def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, obj
 
 
 def _plain(key: str, value: object) -> object:
-    plain = msgspec.json.decode(msgspec.json.encode(value))  # as after a socket: lists, no tuples
+    plain = msgspec.json.decode(msgspec.json.encode(value))  # lists instead of tuples, as in answers of an agent
     if key == "hooks":
         hidden = {
             name: list(map(notification.shown, found)) for name, found in plain.items() if isinstance(found, list)

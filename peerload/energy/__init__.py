@@ -1,1 +1,1 @@
-"""Energy arithmetic, without clock, chance or I/O: where work costs least, when it does, and whose joules they were."""
+"""Energy arithmetic, without clock, chance or I/O: the cheapest node and time for work, and the accounting of joules."""

@@ -1,10 +1,10 @@
 """Accounting of energy: joules from sensor readings, and tasks + other + idle = node. Pure.
 
-Unknown energy is a gap, never zero and never a guess: a counter that went faster than the machine can draw, that may have wrapped
-more than once, or that was reset.
+Unknown energy is a gap, never zero and never a guess. Its causes: a counter that rose faster than the machine can draw, that may
+have wrapped more than once, or that was reset.
 
-The idle joules of a window are those that the machine would have drawn anyway. The rest is divided by processor time, among the
-tasks and ``other``, which is everything else; the joules of a GPU by the processes on it.
+The idle joules of a window are those that the machine would have drawn without load. The rest is divided by processor time among
+the tasks and ``other``, which is everything else; the joules of a GPU among the processes on it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WATTS_MAX = 1000.0
 """Assumed rated power of a zone without one: no processor package draws more. A counter that goes faster has jumped; for a while
 processors draw several times their rated power."""
 HOLD_S = 35.0
-"""A reading of power holds no longer than this; then it is not known."""
+"""Maximum age of a power reading; after that the power is unknown."""
 IDLE_NEAR = 0.02
-"""Loads this close to the lowest observed one count as idle, too."""
+"""Loads this close to the lowest observed one also count as idle."""
 IDLE_WEIGHT = 0.05
 DRIFT_MAX = 0.10
 DRIFT_S = 600.0
@@ -34,21 +34,21 @@ DRIFT_EVERY_S = 10.0
 
 
 class EnergyDelta(NamedTuple):
-    """Joules since the reading before, and seconds of that time whose energy is not known."""
+    """Joules since the previous reading, and seconds of that time with unknown energy."""
 
     joules: float = 0.0
     gap_s: float = 0.0
 
 
 class Counter(msgspec.Struct):
-    """Counter of joules. value_j: its last reading, at ``at_s`` by a clock that never steps; None before the first."""
+    """Counter of joules. value_j: the last reading, at ``at_s`` of a monotonic clock; None before the first."""
 
     value_j: float | None = None
     at_s: float = 0.0
 
     def take(self, at_s: float, value_j: float | None, range_j: float = 0.0, tdp_w: float = 0.0) -> EnergyDelta:
-        """Take a reading. value_j: None if it cannot be read; the next one compensates; range_j: value at which it wraps, 0 = never;
-        tdp_w: rated power, 0 = not known."""
+        """Add a reading. value_j: None if it cannot be read (the next reading compensates); range_j: value at which it wraps,
+        0 = never; tdp_w: rated power, 0 = not known."""
         if value_j is None or not math.isfinite(value_j) or value_j < 0:
             return EnergyDelta()
         before_j, passed_s = self.value_j, at_s - self.at_s
@@ -57,7 +57,7 @@ class Counter(msgspec.Struct):
             return EnergyDelta()
         joules = value_j - before_j
         if joules < 0:
-            if not before_j < range_j:  # it never wraps, or the range has changed: it was reset
+            if not before_j < range_j:  # without a wrap, or after a change of the range, it was reset
                 return EnergyDelta(gap_s=passed_s)
             joules += range_j
         rated_w = tdp_w or WATTS_MAX
@@ -68,7 +68,7 @@ class Counter(msgspec.Struct):
 
 
 class Integral(msgspec.Struct):
-    """Integral of power that is read at intervals: each reading holds until the next, for HOLD_S at most."""
+    """Integral of power that is read at intervals: each reading is valid until the next, for HOLD_S at most."""
 
     watts: float = 0.0
     read_s: float = -math.inf
@@ -97,14 +97,14 @@ class Integral(msgspec.Struct):
 
 
 class IdlePower(msgspec.Struct):
-    """Idle power of a machine without a measured curve: its power at the lowest observed load, less that of a typical machine for
-    that load. share: that load, 0 … 1; more before the first window."""
+    """Idle power of a machine without a measured curve: its power at the lowest observed load, scaled by the ratio of a typical
+    machine at that load. share: that load, 0 … 1; above 1 before the first window."""
 
     watts: float = 0.0
     share: float = 2.0
 
     def take(self, watts: float, share: float, idle_ratio: float) -> None:
-        """Take a window. idle_ratio: idle power over power at this load, of a typical machine."""
+        """Add a window. idle_ratio: idle power over power at this load, of a typical machine."""
         if share > self.share + IDLE_NEAR:
             return
         weight = IDLE_WEIGHT if share >= self.share - IDLE_NEAR else 1.0
@@ -113,8 +113,8 @@ class IdlePower(msgspec.Struct):
 
 
 class Drift(msgspec.Struct):
-    """Drift of measured power from a power curve: the ratio of both over DRIFT_EVERY_S, and the time for which it was more than
-    DRIFT_MAX off."""
+    """Drift of measured power from a power curve: both over DRIFT_EVERY_S, and the time for which they differed by more than
+    DRIFT_MAX."""
 
     measured_j: float = 0.0
     expected_j: float = 0.0
@@ -122,7 +122,7 @@ class Drift(msgspec.Struct):
     off_s: float = 0.0
 
     def take(self, joules: float, expected_j: float, seconds: float) -> bool:
-        """Take a window → whether the curve is stale."""
+        """Add a window → True if the curve is stale."""
         self.measured_j += joules
         self.expected_j += expected_j
         self.seconds += seconds
@@ -135,13 +135,13 @@ class Drift(msgspec.Struct):
 
 BUCKET_S = 60.0
 ENDED_KEPT_MAX = 256
-"""Ended attempts whose joules are kept, since exits are reported again after a restart."""
+"""Maximum number of ended attempts with stored joules, since exits are reported again after a restart."""
 JOULES_PER_WH = 3600.0
 
 
 class DomainEnergy(NamedTuple):
     """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a
-    device; busy: of all processes; idle_w: idle power; gap_s: seconds of unknown energy."""
+    device; busy: the same of all processes; idle_w: idle power; gap_s: seconds of unknown energy."""
 
     scope: str
     source: str
@@ -153,7 +153,7 @@ class DomainEnergy(NamedTuple):
     busy: float
 
     def known_s(self, seconds: float) -> float:
-        """Seconds of the window with known energy. A gap longer than the window is that of a sensor that was silent before."""
+        """Seconds of the window with known energy. The gap may exceed the window if the sensor was silent before."""
         return seconds - self.gap_s if self.gap_s < seconds else seconds * (self.joules > 0)
 
     def idle_j(self, seconds: float) -> float:
@@ -181,7 +181,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
     source: str = ""
 
     def add(self, other: Totals) -> None:
-        """Add joules of a later or earlier time: the quality is the worse of both."""
+        """Add joules of another period; the quality is the worse of both."""
         self.since, self.until = min(self.since, other.since), max(self.until, other.until)
         self.joules += other.joules
         self.tasks_joules += other.tasks_joules
@@ -193,8 +193,8 @@ class Totals(msgspec.Struct, omit_defaults=True):
 
 
 class TaskEnergy(msgspec.Struct, omit_defaults=True):
-    """Joules of an attempt so far, for ``cpu_s`` processor seconds. device_w: power of its devices in the last window; is_known: a
-    window had joules."""
+    """Joules of an attempt so far, for ``cpu_s`` processor seconds. device_w: power of its devices in the last window; is_known: at
+    least one window had known joules."""
 
     cpu_s: float = 0.0
     joules: float = 0.0
@@ -205,8 +205,8 @@ class TaskEnergy(msgspec.Struct, omit_defaults=True):
 
 
 class EnergyAccount(msgspec.Struct):
-    """Account of one node, which survives restarts. rate: joules for a processor second in the last window; owed: processor seconds of
-    ended attempts that no window has counted yet."""
+    """Account of one node, which survives restarts. rate: joules per processor second in the last window; owed: processor seconds of
+    ended attempts that no window has included yet."""
 
     rate: float | None = None
     scope: str = ""
@@ -221,7 +221,7 @@ class EnergyAccount(msgspec.Struct):
         which never fall, and the owed ones of ended attempts."""
         used = dict(self.owed)
         for key, now_s in cpu_s.items():
-            if key in self.ended:  # it ended while the launcher answered
+            if key in self.ended:  # the attempt ended while the launcher answered
                 continue
             task = self.tasks.setdefault(key, TaskEnergy())
             used[key] = max(now_s - task.cpu_s, 0.0)
@@ -273,9 +273,9 @@ class EnergyAccount(msgspec.Struct):
         cards: Sequence[DomainEnergy] = (),
         counted_s: float = 0.0,
     ) -> TaskEnergy | None:
-        """Joules of an ended attempt with ``cpu_s`` processor seconds in all; None if they are not known. Seconds that no window has
-        counted yet count at the last rate; rate_else: the rate without a window. cards: its GPUs in the present window, as of
-        ``counted_s`` after its start."""
+        """Joules of an ended attempt with ``cpu_s`` processor seconds in total; None if not known. Seconds that no window has
+        included yet count at the last rate; rate_else: the rate without a window. cards: its GPUs in the current window, as of
+        ``counted_s`` after the start of the window."""
         if (known := self.ended.get(key)) is not None:
             return known
         task = self.tasks.pop(key, None) or TaskEnergy(
@@ -302,5 +302,5 @@ class EnergyAccount(msgspec.Struct):
 
 
 def joined(one: str, other: str) -> str:
-    """The words of both, each once, joined by +."""
+    """The words of both texts without duplicates, joined by +."""
     return "+".join(dict.fromkeys(word for word in (*one.split("+"), *other.split("+")) if word))

@@ -1,10 +1,10 @@
-"""Energy-aware placement: the lower convex envelope of a power curve, candidate nodes, the bound on a later finish, and a plan for
-many tasks at once. Pure.
+"""Energy-aware placement: the lower convex envelope of a power curve, candidate nodes, the limit on a later finish, and a joint
+plan for many tasks. Pure.
 
-What one more task costs is read from the envelope, since more may follow. The last step of a power curve is a poor guide:
-curves are S-shaped, so the first tasks on an idle node look dear and the next ones cheap, and waking a node would be charged
-to one task. Along the envelope, which begins at the power of the node while nothing runs (suspended, if it may sleep), each
-task pays its share of what the node will cost.
+The cost of one more task is read from the envelope, since more tasks may follow. The last step of a power curve is a poor guide:
+curves are S-shaped, so the first tasks on an idle node look expensive and the next ones cheap, and one task would pay for waking a
+node. Along the envelope, which begins at the power of the node while nothing runs (suspended, if it may sleep), each
+task pays its share of the future cost of the node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def envelope(curve: PowerCurve, threads_max: int) -> Steps:
     for threads in range(1, max(min(threads_max, curve.threads), 1) + 1):
         point = curve.rate(threads), curve.watts_at(threads)
         if point[0] <= points[-1][0]:
-            continue  # more threads slow each other down, so nothing is gained
+            continue  # more threads slow each other down without a gain in work
         while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], point):
             points.pop()
             begins.pop()
@@ -58,22 +58,22 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 EXACT_STEPS_MAX = 24_000
-"""Steps of the exact plan; beyond this the cheapest of some greedy ones is taken."""
+"""Maximum steps of the exact plan; beyond this, the cheapest of several greedy plans is used."""
 EVALUATIONS_MAX = 2000
-"""Costs that are computed at most to improve a greedy plan."""
+"""Maximum number of costs computed to improve a greedy plan."""
 STATES_MAX = 256
 GAPS = (1 / 64, 1 / 16, 1 / 4, 1.0)
-"""Parts of what a plan may be above the bound that are tried."""
+"""Fractions of the excess over the lower bound that are tried in turn."""
 MARGINAL_STEPS_MAX = 300
 GREEDY_NODES_MAX = 32
-"""Nodes up to which the greedy plan along the envelope up to the load is tried, too."""
+"""Maximum number of nodes for which the greedy plan along the envelope up to the load is also tried."""
 
 
 class Candidate(NamedTuple):
-    """Node that would take a task. busy: threads busy there; room: tasks that it would take; threads_max: most threads
-    that tasks may keep busy; wake_s: until it can start one; cpus:
-    cores that it has for tasks; price: of a kWh there, None on all nodes if it is not known of one; gpu_share: tasks for each
-    of its GPUs, if the task asks for GPUs."""
+    """Node that would accept a task. busy: busy threads; room: number of tasks that it would accept; threads_max: maximum
+    threads that tasks may keep busy; wake_s: time until it can start one; cpus:
+    cores available for tasks; price: of a kWh, None on all nodes if unknown on one; gpu_share: tasks per GPU,
+    if the task requests GPUs."""
 
     node: str
     curve: PowerCurve
@@ -88,8 +88,8 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, profile: Profile, told: LoadReport | None, busy: float, cpus: float, price: float | None) -> Candidate:
-        """Candidate for a task that requests ``cpus``, with a guessed curve if the node reports none. told: its newest report, None for
-        this node; busy: its busy cores; price: used if it reports none."""
+        """Candidate for a task that requests ``cpus``, with an estimated curve if the node reports none. told: its newest report,
+        None for this node; busy: its busy cores; price: used if it reports none."""
         curve = profile.power or estimated_curve(round(profile.cpus))
         is_asleep = told is not None and told.is_asleep
         price = price if told is None or told.price is None else told.price
@@ -110,12 +110,12 @@ class Candidate(NamedTuple):
         return work_s / rate + self.wake_s if work_s else 1.0 / rate
 
     def marginal_j(self, work_s: float, cpus: float) -> float:
-        """Joules by the published rule: difference of the watts times the duration; once all threads are busy, that of the last ones."""
+        """Joules by the published rule: increase of the power times the duration; if all threads are busy, that of the last ones."""
         top = min(self.busy + cpus, float(self.curve.threads))
         return (self.curve.watts_at(top) - self.curve.watts_at(top - cpus)) * (work_s or 1.0) / self.speed
 
     def cost(self, work_s: float, cpus: float) -> float:
-        """Joules, also to wake, times their price."""
+        """Joules, including those for waking, times their price."""
         return (self.joules(work_s, cpus) + self.wake_j) * self.weight
 
     @property
@@ -128,7 +128,7 @@ class Candidate(NamedTuple):
         return TaskCost(self.node, joules, quality, self.price, self.wake_s, self.wake_j)
 
     def joules(self, work_s: float, cpus: float) -> float:
-        """Along the envelope, with the power at which the node wakes."""
+        """Joules of the task, along the envelope."""
         slope = slope_at(self.curve, self.busy, self.threads_max)
         return slope * cpus * (work_s or 1.0) / self.speed
 
@@ -142,16 +142,16 @@ def sleepers(
 
 
 def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: float) -> list[Candidate]:
-    """Candidates on which the task ends at most this much later than on the quickest."""
+    """Candidates on which the task ends at most ``slack`` later than on the quickest one."""
     finish = [one.finish_s(work_s, cpus) for one in candidates]
     limit = min(finish, default=0.0) * (1.0 + slack) * (1.0 + ROUNDING)
     return [one for one, ends_s in zip(candidates, finish, strict=True) if ends_s <= limit]
 
 
 def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float) -> list[int]:
-    """Number of equal tasks for each candidate, so that the cluster takes least energy; at most as many as there is room
-    for. Exact for small fleets, and mostly for larger ones; else the cheapest of the greedy plans by marginal joules and by
-    envelope."""
+    """Number of equal tasks for each candidate that minimizes the cluster's energy, within the candidates' room.
+    Exact for small clusters, and mostly for larger ones; otherwise the cheapest of the greedy plans by marginal joules and
+    by envelope."""
     tasks = min(tasks, sum(one.room for one in candidates))
     costs = [_costs(one, work_s, cpus) for one in candidates]
     if _exact_steps(candidates, tasks) <= EXACT_STEPS_MAX:
@@ -172,7 +172,7 @@ def _total(costs: Sequence[Callable[[int], float]], counts: Sequence[int]) -> fl
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
-    """Cost of each number of further tasks here: joules for them and for the running ones; for unknown work: watts."""
+    """Function from a number of further tasks here to the cost: joules for them and for the running ones; for unknown work: watts."""
     curve, base_w, weight = one.curve, one.curve.settled_watts(0), one.weight
 
     def cost(busy: float) -> float:
@@ -193,7 +193,7 @@ def _exact_steps(candidates: Sequence[Candidate], tasks: int) -> int:
 
 
 def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
-    """Dynamic program over the candidates: best[t] is the least cost of t tasks on those so far."""
+    """Dynamic program over the candidates: best[t] is the least cost of t tasks on the candidates so far."""
     best, choices = [0.0], []
     for one, cost in zip(candidates, costs, strict=True):
         own = [cost(count) for count in range(min(one.room, tasks) + 1)]
@@ -215,9 +215,9 @@ def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable
 def _improved(
     candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]], best: list[int]
 ) -> list[int]:
-    """The cheapest plan, by Lagrangian relaxation: at the price of a task at which the convex hulls of all costs hold this many tasks,
-    each node has a least cost, and a plan costs the sum of these and of each node's excess. So only counts with a smaller excess
-    than the whole known plan are tried, and of the partial plans the STATES_MAX cheapest."""
+    """The cheapest plan, by Lagrangian relaxation. At the price per task for which the convex hulls of all costs sum up to ``tasks``,
+    each node has a minimum cost, and a plan costs the sum of these minima and of each node's excess. So only counts with a smaller
+    excess than that of the known plan are tried, with the STATES_MAX cheapest partial plans."""
     owns = [
         [cost(count) for count in range(min(one.room, tasks) + 1)] for one, cost in zip(candidates, costs, strict=True)
     ]
@@ -233,7 +233,7 @@ def _improved(
 
 
 def _price_of_task(owns: Sequence[Sequence[float]], tasks: int) -> float:
-    """Slope of the segment of the convex hulls, cheapest first, on which the last task lies."""
+    """Slope of the convex hulls' segment, cheapest first, that contains the last task."""
     segments = []
     for own in owns:
         hull = [0]
@@ -284,7 +284,7 @@ def _cheapest_within(above: Sequence[Sequence[float]], tasks: int, within: float
 
 
 def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
-    """Greedy plan: each task goes where it adds least."""
+    """Greedy plan: each task goes to the node where it adds the least cost."""
     counts = [0] * len(candidates)
     following = [cost(1) for cost in costs]
     heap = [(extra, number) for number, extra in enumerate(following) if candidates[number].room]
@@ -301,15 +301,15 @@ def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callab
 
 
 def _by_envelope(candidates: Sequence[Candidate], tasks: int, cpus: float, *, whole: bool) -> list[int]:
-    """Nodes in the order of their joules per unit of work, each filled as far as that is lowest, to the end of a segment;
-    ``whole``: of the curve up to all that the node takes, else up to what comes."""
+    """Greedy plan: repeatedly fill the node with the lowest joules per unit of work to the end of its envelope segment.
+    ``whole``: the envelope of the curve up to the node's capacity, else up to the load of these tasks."""
     counts, left, envelopes = [0] * len(candidates), tasks, []
     for one in candidates:
         most = one.threads_max if whole else min(one.threads_max, max(int(one.busy + tasks * cpus), 1))
         envelopes.append(envelope(one.curve, most))
 
     def following(number: int) -> tuple[float, int, int]:
-        """Joules of the next task, its number, and how many tasks cost as much."""
+        """Joules of the next task on a node, the number of the node, and how many tasks have the same cost."""
         one, (begins, slopes) = candidates[number], envelopes[number]
         busy = one.busy + counts[number] * cpus
         segment = bisect_right(begins, busy + ROUNDING) - 1

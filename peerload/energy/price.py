@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Price = Sequence[tuple[float, float]]
-    """(from when in s, value), ascending; the first value holds before, too, the last one for ever. An infinite value:
-    nothing is known of that time, which no task is put off to."""
+    """(start in s, value), ascending; the first value also applies before its start, the last one without end. An infinite
+    value: the price of that period is unknown, and no task is deferred to it."""
 
 
 STARTS_KEPT_MAX = 64
-"""Starts that are kept: thousands of tasks that wait are mostly alike."""
+"""Cache size for starts: thousands of waiting tasks are mostly alike."""
 
 
 def integral(price: Price, start_s: float, end_s: float) -> float:
@@ -40,8 +40,8 @@ def integral(price: Price, start_s: float, end_s: float) -> float:
 def cheapest_start(
     price: tuple[tuple[float, float], ...], earliest_s: float, latest_s: float, duration_s: float
 ) -> float:
-    """The start that makes this many seconds cheapest, of equal ones the first. It lies where the window begins or ends at a
-    change of the price, or at a bound."""
+    """The cheapest start of a window of this many seconds, the earliest of equal ones. At the cheapest start, the window starts or
+    ends at a change of the price, or the start is at a bound."""
     starts = {earliest_s, latest_s}
     starts.update(at_s for change_s, _ in price for at_s in (change_s, change_s - duration_s))
     allowed = sorted(at_s for at_s in starts if earliest_s <= at_s <= latest_s)

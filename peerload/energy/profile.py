@@ -44,14 +44,14 @@ class BadProfile(ValueError):
 
 
 def levels_of(threads: int) -> list[int]:
-    """Numbers of busy threads that are measured: idle, a few, and each tenth."""
+    """Numbers of busy threads to measure: idle, a few, and each tenth."""
     return sorted(
         {*(n for n in FIRST_LEVELS if n <= threads), *(round(threads * tenth / 10) for tenth in range(1, 11))}
     )
 
 
 def fitted(found: Sequence[Level], cores: int, threads: int) -> PowerCurve:
-    """The curve through levels that include idle and all threads: never falling, over the measured work rate. Raises
+    """The non-decreasing curve through levels that include idle and all threads, over the measured work rate. Raises
     BadProfile."""
     levels = sorted(found)
     if len(levels) < 2 or levels[0].threads or levels[-1].threads != threads:  # noqa: PLR2004 -- a line has two ends
@@ -70,7 +70,7 @@ def fitted(found: Sequence[Level], cores: int, threads: int) -> PowerCurve:
 
 
 def _scaling(levels: Sequence[Level], cores: int, threads: int) -> tuple[float, float]:
-    """(smt_gain, all_core) from the work rates; (1, 1) where they were not measured."""
+    """(smt_gain, all_core) from the work rates; (1, 1) if not measured."""
     rates = {level.threads: level.rate for level in levels}
     one = rates.get(1, 0.0)
     if not one:
@@ -78,7 +78,7 @@ def _scaling(levels: Sequence[Level], cores: int, threads: int) -> tuple[float, 
     known = [level.threads for level in levels if 1 < level.threads <= cores]
     most = max(known, default=1)
     # rate(n) = n (1 - loss n / cores), measured as rate(n) / rate(1): solved for loss at the highest level on cores of their own
-    told = min(rates[most] / one, float(most))  # more than so many times the work is an error of measurement
+    told = min(rates[most] / one, float(most))  # a larger ratio is a measurement error
     loss = min(max(cores * (most - told) / (most**2 - told), 0.0), 0.95) if most > 1 else 0.0
     all_core = 1.0 - loss
     if threads == cores:
@@ -88,7 +88,7 @@ def _scaling(levels: Sequence[Level], cores: int, threads: int) -> tuple[float, 
 
 
 def _never_falling(values: Sequence[float]) -> list[float]:
-    """Isotonic regression: neighbours that fall become their mean."""
+    """Isotonic regression: neighbours in falling order are replaced by their mean."""
     blocks: list[tuple[float, int]] = []
     for value in values:
         block = value, 1

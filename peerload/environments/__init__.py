@@ -1,1 +1,1 @@
-"""Environments of tasks (`--env`): lock files as they are read by a client, and the programs with which a node builds them."""
+"""Environments of tasks (`--env`): reading of lock files in the client, and the programs with which a node builds them."""

@@ -1,7 +1,7 @@
-"""Builders of environments: what a node has of uv, Python with venv and pip, and micromamba, and how each is called.
+"""Builders of environments: detection of uv, Python with venv and pip, and micromamba on a node, and their command lines.
 
-An environment is built once for each lock, interpreter and platform: `Plan.key` names it. The builder runs as a process of
-the user, in the directory of the environment: `lock/` has the files of the lock, `client/` the modules of the node that
+An environment is built once for each lock, interpreter and platform, identified by `Plan.key`. The builder runs as the
+user, in the directory of the environment: `lock/` has the files of the lock, `client/` the node's modules that
 tasks of `peerload.Executor` need, `env/` becomes the environment.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.model.task import EnvironmentLock
 
 LOOK_S_MAX = 10.0
-"""Timeout of the question to an interpreter which version it is."""
+"""Timeout for an interpreter to report its version."""
 MINORS = range(20, 8, -1)
 CONDAS = ("micromamba", "mamba", "conda")
 _ASK = """\
@@ -33,7 +33,7 @@ except ImportError:
 print(*sys.version_info[:3], pip)
 """
 PIP_MIN = (22, 3)
-"""The first pip that installs into the environment of another interpreter, so that the environment needs none of its own."""
+"""The first pip version that can install into another interpreter's environment, so that the environment needs no pip."""
 _TERM = re.compile(r"(~=|===|==|!=|<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)*)(\.\*)?\Z")
 
 _INSTALL = "install --no-input --disable-pip-version-check -r lock/requirements.txt\n"
@@ -50,12 +50,12 @@ for site in env/lib/python*/site-packages; do
     if [ -d "$site" ]; then printf '%s\\n' "$PWD/client" > "$site/peerload-client.pth"; fi
 done
 """
-"""Functions of `peerload.Executor` find the parts of peerload that they need, after all that the lock has."""
+"""Lets functions of `peerload.Executor` import the required parts of peerload, after all packages of the lock."""
 
 
 class Plan(NamedTuple):
-    """The way in which one environment is built here. key: its name; argv: the command, to be run in its directory; is_conda: tasks find
-    it in CONDA_PREFIX, otherwise in VIRTUAL_ENV."""
+    """Build plan of one environment on this node. key: its name; argv: the command to run in its directory; is_conda: tasks get
+    its path in CONDA_PREFIX, otherwise in VIRTUAL_ENV."""
 
     key: str
     argv: tuple[bytes, ...]
@@ -70,7 +70,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def plan_of(lock: EnvironmentLock) -> Plan | str:
-    """The way in which this node builds a lock; if it cannot, the reason. It blocks: interpreters are asked for their version."""
+    """The build plan of this node for a lock, or the reason why there is none. Blocks, since it runs interpreters for their version."""
     tool = next(filter(None, map(shutil.which, CONDAS if lock.kind == "conda" else ("uv",))), "")
     chosen, has_pip = ("", False) if lock.kind == "conda" else _interpreter(lock.python)
     if lock.kind == "conda":
@@ -92,7 +92,7 @@ def plan_of(lock: EnvironmentLock) -> Plan | str:
 
 
 def _interpreter(wanted: str) -> tuple[str, bool]:
-    """Path and version of the first interpreter of this node that fits, "" if none does; and whether its pip is new enough."""
+    """Path and version of the first suitable interpreter of this node, "" if there is none; and True if its pip is new enough."""
     own = getattr(sys, "_base_executable", sys.executable)
     paths = (shutil.which("python3"), own, *(shutil.which(f"python3.{minor}") for minor in MINORS))
     for path in dict.fromkeys(filter(None, paths)):
@@ -109,7 +109,7 @@ def _interpreter(wanted: str) -> tuple[str, bool]:
 
 
 def fits(version: tuple[int, ...], wanted: str) -> bool:
-    """True if a version of Python is one of those that `requires-python` means; what cannot be read is left to the builder."""
+    """True if a Python version satisfies `requires-python`, or if that cannot be parsed: then the builder decides."""
     return all(_fits_one(version, term.strip()) for term in wanted.split(",") if term.strip())
 
 

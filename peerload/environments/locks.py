@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 LOCK_BYTES_MAX = 8 << 20
 REQUIREMENTS, PROJECT = "requirements.txt", "pyproject.toml"
 IN_DIRECTORY = ("uv.lock", "conda-lock.yml", REQUIREMENTS, PROJECT)
-"""The files that are looked for in a directory, in this order."""
+"""The lock files to look for in a directory, in this order."""
 _SCRIPT = re.compile(r"(?m)^# /// script$\s(?P<content>(?:^#(?: .*)?$\s)+)^# ///$")
 """The block of PEP 723."""
 _OTHER_FILE = re.compile(
     r"(?m)^[ \t]*((?:-[rce]|--(?:requirement|constraint|editable))[ \t=]*(?!/|\S*://)\S+|\.\S*)", re.ASCII
 )
-"""A line of a `requirements.txt` that means a file or directory beside it, which does not travel."""
+"""A line of a `requirements.txt` that refers to a file or directory next to it, which is not sent along."""
 
 
 class Lock(NamedTuple):
-    """A lock file. kind: what has to build it ("pip", "uv" or "conda"); name: the file as its user knows it; python: the
-    versions of Python that it is for, as in `requires-python`; files: what the builder gets, by name."""
+    """A lock file. kind: its builder ("pip", "uv" or "conda"); name: the file name for messages; python: the
+    supported versions of Python, as in `requires-python`; files: input of the builder, by name."""
 
     kind: str
     name: str
@@ -39,7 +39,7 @@ class Lock(NamedTuple):
     files: dict[str, bytes]
 
     def put(self, ask: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        """Have an agent keep the files → the lock as it stands in the spec of a task. ask: makes its request `files`."""
+        """Store the files in an agent → the lock for the spec of a task. ask: sends a `files` request."""
         blocks: dict[bytes, bytes] = {}
         entries = []
         for name, content in sorted(self.files.items()):
@@ -55,13 +55,13 @@ class Lock(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Lock:
-    """The lock of a file, or of a directory that has one. Raises BadRequest."""
+    """The lock in a file, or in a directory with a lock file. Raises BadRequest."""
     shown = os.fspath(path)
     path = os.path.abspath(os.path.expanduser(shown))
     if os.path.isdir(path):
         found = next((name for name in IN_DIRECTORY if os.path.exists(os.path.join(path, name))), "")
         if not found:
-            raise _refused(shown, f"there is none of {', '.join(IN_DIRECTORY)} in it")
+            raise _refused(shown, f"it contains none of {', '.join(IN_DIRECTORY)}")
         path = os.path.join(path, found)
     directory, name = os.path.split(path)
     if name == PROJECT and os.path.exists(os.path.join(directory, "uv.lock")):
@@ -88,12 +88,12 @@ def _requirements(content: bytes, name: str, shown: str) -> Lock:
     if name.endswith((".yml", ".yaml", ".lock", ".json", ".toml")):
         raise _refused(shown, "it is not a lock that peerload can build")
     if (other := _OTHER_FILE.search(content.decode("utf-8", "replace"))) is not None:
-        raise _refused(shown, f"{printable(other[1])} means another file, and one alone travels")
+        raise _refused(shown, f"{printable(other[1])} refers to another file, but only one file can be sent")
     return Lock("pip", name, "", {REQUIREMENTS: content})
 
 
 def in_script(content: bytes, name: str) -> Lock | None:
-    """The lock of the metadata inside a script; None if there is none. Raises BadRequest."""
+    """The lock from the metadata inside a script; None without metadata. Raises BadRequest."""
     found = [match["content"] for match in _SCRIPT.finditer(content.decode("utf-8", "replace").replace("\r\n", "\n"))]
     if not found:
         return None
@@ -105,7 +105,7 @@ def in_script(content: bytes, name: str) -> Lock | None:
 
 
 def _of_table(table: object, name: str) -> Lock:
-    """The lock of the keys `dependencies` and `requires-python`."""
+    """The lock from the keys `dependencies` and `requires-python`."""
     match table:
         case {"dynamic": list(dynamic)} if "dependencies" in dynamic:
             raise _refused(name, "its dependencies are dynamic")

@@ -1,1 +1,1 @@
-"""Files that travel with a task: their manifest, their blocks, how they are read and how they are placed."""
+"""Files sent along with a task: manifest, blocks, reading at the source and writing at the destination."""

@@ -1,7 +1,7 @@
-"""A process of a user that works with the files of one task, for an agent that serves all users of a machine.
+"""A process that handles the files of one task as its user, for a system-mode agent.
 
-The launcher starts it in the user's directory, without any rights but the user's. Its standard input is a socket to the
-agent, which sends orders, and sends and receives blocks; frames as in `launcher/protocol.py`, each a list.
+The launcher starts it in the user's directory with only the user's rights. Its standard input is a socket to the
+agent, which sends orders, and sends and receives blocks. The frames are those of `launcher/protocol.py`, each a list.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 FRAME_BYTES_MAX = 64 << 20
 HEADER_BYTES = 4
 PUT_BYTES = 4 << 20
-"""Blocks are sent together up to this."""
+"""Maximum total size of blocks that are sent together."""
 READ_BLOCKS_MAX = 256
-"""Blocks that the agent is asked for at a time."""
+"""Maximum number of blocks requested from the agent at a time."""
 
 
 class _StoreFailed(StagingFailed):
-    """Error: the agent cannot read or store a block; the agent has the reason."""
+    """Error: the agent cannot read or store a block. The agent knows the reason."""
 
 
 class _Agent:
-    """The other end of the socket; the blocks of this user's files are there."""
+    """The agent at the other end of the socket, which stores the blocks of this user's files."""
 
     def __init__(self, file: BufferedRWPair[Any, Any]) -> None:
         self._file = file
@@ -77,7 +77,7 @@ class _Agent:
 
 
 def main() -> None:
-    """Do what the agent asks for, in the working directory."""
+    """Execute the agent's orders in the working directory."""
     with socket.socket(fileno=0) as connection, connection.makefile("rwb") as file:
         _work(_Agent(file))
 
@@ -93,7 +93,7 @@ def _work(agent: _Agent) -> None:
         agent.send("failed", 0, error.what, error.why, error.hint)
     except OSError as error:
         agent.send("failed", error.errno or errno.EIO, error.strerror or str(error), "", "")
-    except Exception as error:  # noqa: BLE001 -- nobody sees its standard error
+    except Exception as error:  # noqa: BLE001 -- its standard error is not visible
         agent.send("failed", 0, "cannot work with the files of the task", repr(error), "")
     else:
         agent.send("done", result)

@@ -1,8 +1,8 @@
-"""Manifest of a tree of files: the format in which it travels, and the rules for names in it (rule F1).
+"""Manifest of a tree of files: its encoding, and the rules for names in it (rule F1).
 
-A file is a list of blocks of at most BLOCK_BYTES, large inputs cut by their content (docs/adr/0043); a block is known by the
-BLAKE3 digest of its content (docs/adr/0049). The manifest is itself cut into blocks. Its *root* names these, and the digest of the
-root is the id of the whole tree. So whoever has the id can fetch everything else from anybody, and verify it.
+A file is a list of blocks of at most BLOCK_BYTES; large inputs are cut by their content (docs/adr/0043). A block is identified by
+the BLAKE3 digest of its content (docs/adr/0049). The manifest is itself cut into blocks. Its *root* lists these, and the digest of
+the root is the id of the whole tree. So any node with the id can fetch the rest from any other node, and verify it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ FORMAT = 3
 BLOCK_BYTES = 1 << 20
 HASH_BYTES = 32
 FILES_MAX = 100_000
-"""Bound on the files, links and directories of one manifest."""
+"""Maximum number of files, links and directories in one manifest."""
 PARTS_MAX = 64
-"""Bound on the blocks of the manifest itself."""
+"""Maximum number of blocks of the manifest itself."""
 NAME_BYTES_MAX, PATH_BYTES_MAX, DEPTH_MAX = 255, 1024, 200
 FILE_BYTES_MAX = 1 << 50
 DIRECTORY_MODE = 0o755
-"""Permissions of directories that a manifest does not name."""
+"""Permissions of directories that are not listed in a manifest."""
 
 
 class FileEntry(NamedTuple):
-    """Regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order; sizes: those of the
-    blocks if they were cut by content, () if all have BLOCK_BYTES but the last."""
+    """Regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order; sizes: the sizes of the
+    blocks if they were cut by content, () if all except the last have BLOCK_BYTES."""
 
     path: str
     mode: int
@@ -49,7 +49,7 @@ class FileEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones, and those
+    """A tree of files. links: symbolic links within the tree, as (path, target); directories: empty ones, and ones
     with other permissions than DIRECTORY_MODE, as (path, mode); their owner has all rights."""
 
     files: tuple[FileEntry, ...] = ()
@@ -79,11 +79,11 @@ def digest_of(data: bytes | memoryview) -> bytes:
 
 _NOT_PLAIN = re.compile(r"/\.{0,2}/")
 ZEROS = digest_of(bytes(BLOCK_BYTES))
-"""The name of a block of zeros, of which sparse files have many: it is neither read nor written more than once."""
+"""The digest of a block of zeros, of which sparse files have many: it is read and written at most once."""
 
 
 def objection(path: str) -> str:
-    """The reason why a file of this name does not travel; "" if it does (rule F1)."""
+    """The reason why a file of this name cannot be staged; "" if it can (rule F1)."""
     if path.isascii() and path.isprintable() and len(path) <= NAME_BYTES_MAX and not _NOT_PLAIN.search(f"/{path}/"):
         return ""  # most names
     try:
@@ -105,8 +105,8 @@ def objection(path: str) -> str:
 
 
 def link_objection(path: str, target: str) -> str:
-    """The reason why a link at ``path`` does not travel; "" if it does. After a name no ``..`` may come: that name may be another
-    link, and then the text does not tell where this one leads."""
+    """The reason why a link at ``path`` cannot be staged; "" if it can. ``..`` may not follow a name: the name may be another
+    link, and then the text does not determine the target."""
     if not target or any(character == "\0" or "\ud800" <= character <= "\udfff" for character in target):
         return "it is a link whose target is not UTF-8 text"
     names = [name for name in target.split("/") if name not in ("", ".")]
@@ -134,8 +134,8 @@ def decode_root(raw: bytes) -> Root:
 
 
 def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
-    """The manifest of this id. ``read(digest)`` gives a block. Raises StagingFailed if it is not valid, and what ``read``
-    raises."""
+    """The manifest of this id. ``read(digest)`` returns a block. Raises StagingFailed if it is not valid, and the errors of
+    ``read``."""
     root = decode_root(read(manifest))
     body = _unpacked(b"".join(map(read, root.parts)))
     if not isinstance(body, list) or len(body) != len(Manifest._fields):

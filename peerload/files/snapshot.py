@@ -1,4 +1,4 @@
-"""Snapshot of a user's files, made by the user's own process: it reads them, and sends the agent the blocks that it lacks."""
+"""Snapshot of a user's files. The user's own process reads them, and sends the agent the blocks that it lacks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 BATCH_BYTES = 3 << 20
-"""Bound on the blocks that are sent at a time; a frame takes no more than 4 MiB."""
+"""Maximum size of the blocks that are sent at a time; a frame is limited to 4 MiB."""
 BATCH_BLOCKS = 2048
 FORMAT = 3
-"""Format of the file of remembered digests."""
+"""Format version of the cache of digests."""
 KNOWN_MAX = 256
-"""Directories whose digests are remembered."""
+"""Maximum number of directories with cached digests."""
 UNSURE_NS = 2_000_000_000
-"""A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""
+"""A file changed less than this before it was read may have been changed again within the same tick of the clock."""
 
 
 class Ask(Protocol):
-    """Makes a request `files` → the reply. Raises PeerloadError."""
+    """Sends a `files` request → the reply. Raises PeerloadError."""
 
     def __call__(self, **fields: object) -> dict[str, Any]:
         raise NotImplementedError
 
 
 class Snapshot(NamedTuple):
-    """A tree that the agent has. id: of its manifest; sent_bytes: bytes that it lacked before."""
+    """A tree stored by the agent. id: of its manifest; sent_bytes: bytes that the agent lacked before."""
 
     id: bytes
     manifest: Manifest
@@ -45,8 +45,8 @@ class Snapshot(NamedTuple):
 
 
 class _Sender:
-    """Sends missing blocks to the agent, in batches. With each goes the question which blocks of the next one are missing, and
-    meanwhile the one after that is read."""
+    """Sends missing blocks to the agent in batches. Each request also asks which blocks of the next batch are missing, while
+    the batch after that is read."""
 
     def __init__(self, ask: Ask, progress: Callable[[int], None]) -> None:
         self._ask = ask
@@ -73,7 +73,7 @@ class _Sender:
         return list(self._ask(have=digests)["missing"])
 
     def _send(self) -> None:
-        """Send what is missing of the batch before, and ask about this one. Raises PeerloadError, also for an earlier one."""
+        """Send the missing blocks of the previous batch, and ask about this one. Raises PeerloadError, also for an earlier batch."""
         self._await_kept()
         blocks, self._blocks, self._size = self._blocks, {}, 0
         self.sent.update(blocks)
@@ -86,7 +86,7 @@ class _Sender:
             missing = self._ask(blocks=self._wanted, have=list(blocks))["missing"]
             self.sent_bytes += sum(map(len, self._wanted))
             self._wanted = [blocks[digest] for digest in missing]
-        except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 -- raised by `_await_kept`
             self._error = error
 
     def _await_kept(self) -> None:
@@ -99,14 +99,14 @@ class _Sender:
             self._progress(self.sent_bytes)
 
     def flush(self) -> None:
-        """Have the agent keep all that was taken. Raises PeerloadError."""
+        """Send all remaining blocks to the agent. Raises PeerloadError."""
         self._send()
         self._send()
         self._await_kept()
 
 
 def look(directory: bytes, paths: Sequence[str], *, everything: bool, files_max: int = FILES_MAX) -> list[tree.Found]:
-    """Files that would travel: these paths beneath the directory, or with ``everything`` all but what the ignore files name.
+    """Files that would be sent: these paths below the directory, or with ``everything`` all except ignored files.
     Raises StagingFailed, OSError."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     try:
@@ -123,7 +123,7 @@ def look(directory: bytes, paths: Sequence[str], *, everything: bool, files_max:
 def take(
     directory: bytes, found: Sequence[tree.Found], ask: Ask, progress: Callable[[int], None] = lambda _: None
 ) -> Snapshot:
-    """Read these files, and have the agent keep them: ``ask`` makes its request `files`. Files that are as they were the last
+    """Read these files and store them in the agent. ``ask`` sends a `files` request. Files unchanged since the last
     time are not read again, unless the agent lacks them. Raises PeerloadError, OSError."""
     known = _Known(directory)
     sender = _Sender(ask, progress)
@@ -167,7 +167,7 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
             except FileNotFoundError:
                 if item.is_named:
                     raise tree.vanished(item.path) from None
-                continue  # as if the tree had been looked through a moment later
+                continue  # as if the tree had been listed a moment later
             known.note(entry, status)
             files.append(entry)
     parents.close()
@@ -176,14 +176,14 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
 
 
 class _Known:
-    """The digests of the files of one directory as they were read the last time: $XDG_CACHE_HOME/peerload/files. It saves
-    reading alone: without it, all files are read again."""
+    """Cache of the digests of one directory's files: $XDG_CACHE_HOME/peerload/files. Without it, all files are
+    read again."""
 
     def __init__(self, directory: bytes) -> None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 -- bytes and quick
         self._path = f"{cache}/peerload/files/{hashlib.sha256(os.path.realpath(directory)).hexdigest()[:32]}"
         self._began_ns = time.time_ns()
-        self._is_news = False
+        self._has_changed = False
         self._files: dict[str, tuple[Any, ...]] = {}
         with contextlib.suppress(OSError, ValueError, msgpack.UnpackException):
             with open(self._path, "rb") as file:  # noqa: PTH123 -- quick
@@ -198,7 +198,7 @@ class _Known:
         return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, found[1], found[2])
 
     def note(self, entry: FileEntry, status: os.stat_result) -> None:
-        self._is_news = True
+        self._has_changed = True
         if max(status.st_mtime_ns, status.st_ctime_ns) < self._began_ns - UNSURE_NS:
             self._files[entry.path] = tree.identity_of(status), entry.blocks, entry.sizes
 
@@ -207,7 +207,7 @@ class _Known:
             self._files.pop(path, None)
 
     def write(self, manifest: Manifest) -> None:
-        if not self._is_news:
+        if not self._has_changed:
             return
         paths = {entry.path for entry in manifest.files}
         body = {"format": FORMAT, "files": {path: value for path, value in self._files.items() if path in paths}}

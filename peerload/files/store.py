@@ -1,8 +1,8 @@
 """Content-addressed store of blocks, with a size limit: STATE/files.
 
-Blocks that come together are written into one file, a *pack*, which never changes; an SQLite database says where each of them
-is. So thousands of small files cost a few large ones. A block is verified whenever it is read. What no manifest in use needs
-may be removed, the manifest that was used least recently first: a pack without blocks goes, one with gaps has holes there.
+Blocks that arrive together are written into one immutable file, a *pack*; an SQLite database stores the position of each.
+So thousands of small files become a few large ones. A block is verified whenever it is read. Blocks that no manifest in use needs
+may be removed, least recently used manifest first: empty packs are deleted, and holes are punched into the others.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.files")
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-"""Errors of SQLite for an index that is damaged, or has other columns; any other may pass, and the files of queued tasks are here."""
+"""SQLite errors of a damaged index, or one with other columns. Other errors may be temporary, and must not delete files of tasks."""
 PRIMARY_CODE = 0xFF
 UNUSED_S_MAX = 3600.0
-"""Blocks that no manifest has are kept for this long: their manifest may still arrive."""
+"""Blocks that belong to no manifest are kept for this long, since their manifest may still arrive."""
 TARGET_SHARE = 0.9
-"""A store that is full is emptied down to this share of its limit."""
+"""A full store is reduced to this share of its limit."""
 AT_FIRST, AT_A_TIME = 8, 256
-"""Blocks that one statement finds or adds: of those to be read, a few and then more, since large ones are soon enough."""
+"""Number of blocks that one statement finds or adds. Reads start with a few, since large blocks soon reach the byte limit."""
 BUFFER_BYTES = 128 << 10
 FRESH_S, FRESH_MAX = 60.0, 8192
 """Time for which a pack that this process wrote from verified blocks counts as verified, unless its file was touched;
-and the number of such packs that are remembered."""
+and the maximum number of such packs to remember."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, pack INTEGER NOT NULL, start INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS blocks_of_pack ON blocks (pack);
@@ -48,15 +48,15 @@ CREATE TABLE IF NOT EXISTS manifests (id BLOB PRIMARY KEY, size INTEGER NOT NULL
 
 
 class NoRoom(StagingFailed):
-    """The store, or its disk, has no room for more."""
+    """The store or its disk is full."""
 
 
 class Damaged(StagingFailed):
-    """A block whose content does not match its digest; it is not stored, and may be fetched elsewhere."""
+    """A block does not match its digest. It is not stored, and may be fetched from another node."""
 
 
 class StoreUsage(NamedTuple):
-    """Contents of a store. manifests: (id, bytes of its files, number of its files, when it was last used)."""
+    """Contents of a store. manifests: (id, bytes of its files, number of its files, time of last use)."""
 
     size_bytes: int
     limit_bytes: int
@@ -68,8 +68,8 @@ class BlockStore:
     """The store in one directory. All calls may come from any thread, and block."""
 
     def __init__(self, directory: Path, limit_bytes: int | Callable[[], int], free_bytes_min: int = 0) -> None:
-        """limit_bytes: a function where it depends on other stores; free_bytes_min: nothing is added that would leave less than
-        this on the disk. Raises OSError, StoreError."""
+        """limit_bytes: a function if it depends on other stores; free_bytes_min: free disk space that must remain after
+        adding blocks. Raises OSError, StoreError."""
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._free_bytes_min = free_bytes_min
@@ -81,7 +81,7 @@ class BlockStore:
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
         self._pack = self._remove_unnamed()
         self._is_dirty = True
-        """Blocks are not on disk for certain: also those of an earlier agent that ended before it had synced them."""
+        """True if blocks may not be on disk, also after an earlier agent that ended before it had synced them."""
         self._fresh: BoundedDict[int, tuple[float, int]] = BoundedDict(FRESH_MAX)
         self._coming: list[set[bytes]] = []
 
@@ -108,7 +108,7 @@ class BlockStore:
         raise AssertionError
 
     def _remove_unnamed(self) -> int:
-        """Remove packs that the database does not name: it was begun anew, or an agent ended meanwhile → the last number."""
+        """Remove packs that the database does not list, after a new database or a killed agent → the last number."""
         named = {pack for (pack,) in self._database.execute("SELECT DISTINCT pack FROM blocks")}
         for path in self._blocks.glob("*/*"):
             if not path.name.isdecimal() or int(path.name) not in named:
@@ -121,7 +121,7 @@ class BlockStore:
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Digests whose blocks are missing here, in their order."""
+        """The digests of missing blocks, in order."""
         wanted = dict.fromkeys(digests)
         with self._lock:
             for (digest,) in self._find("digest", list(wanted)):
@@ -129,7 +129,7 @@ class BlockStore:
         return list(wanted)
 
     def _find(self, columns: str, digests: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
-        """The rows of those of these blocks that are here, in no order."""
+        """The rows of the blocks that are stored, in no particular order."""
         for at in range(0, len(digests), AT_A_TIME):
             some = digests[at : at + AT_A_TIME]
             marks = ",".join("?" * len(some))
@@ -183,7 +183,7 @@ class BlockStore:
         return digests
 
     def _name(self, pack: int, new: dict[bytes, bytes | memoryview], changed_ns: int) -> None:
-        """Say in the database which blocks are in a pack that was written just now."""
+        """Record in the database the blocks of a pack that was just written."""
         rows, start, now = [], 0, time.time()
         for digest, block in new.items():
             rows.append((digest, len(block), now, pack, start))
@@ -191,17 +191,17 @@ class BlockStore:
         with self._lock:
             self._execute("BEGIN")
             try:
-                # another thread may have been faster with some of them: then the pack has a gap
+                # another thread may have added some of them first: then the pack has a gap
                 named = sum(self._insert(rows[at : at + AT_A_TIME]) for at in range(0, len(rows), AT_A_TIME))
                 self._database.execute("COMMIT")
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
+                    raise NoRoom("files of tasks cannot be stored", why=str(error)) from None
                 raise
             self._fresh[pack] = time.monotonic() + FRESH_S, changed_ns
-            self._is_dirty = True  # not before: a sync that began meanwhile may have missed them
+            self._is_dirty = True  # only now, since a sync that started before may have missed them
             if named < len(rows):
                 self._size_bytes -= start - sum(
                     size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))
@@ -209,29 +209,29 @@ class BlockStore:
                 self._tidy(pack, [])
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Name these blocks → the number of those that were not named yet. One statement has all of them: the lock of the interpreter
-        is given up for each."""
+        """Insert these blocks → the number of new ones. One statement for all of them, since each statement releases the
+        interpreter lock."""
         statement = f"INSERT OR IGNORE INTO blocks VALUES {','.join(['(?, ?, ?, ?, ?)'] * len(rows))}"  # noqa: S608 -- marks
         return self._database.execute(statement, list(itertools.chain.from_iterable(rows))).rowcount
 
     def check_disk(self, size_bytes: int) -> None:
-        """Check that this much more leaves enough room on the disk of the store. Raises NoRoom."""
+        """Check that ``size_bytes`` more leave enough free space on the disk. Raises NoRoom."""
         if (free := self._free_bytes()) < size_bytes:
-            why = f"{max(free, 0)} bytes are left above the {self._free_bytes_min} that stay free"
-            raise NoRoom("the disk has no room for more files of tasks", why=why, hint="peerload files --gc")
+            why = f"{max(free, 0)} bytes are free beyond the reserve of {self._free_bytes_min}"
+            raise NoRoom("the disk is too full for more files of tasks", why=why, hint="peerload files --gc")
 
     def _free_bytes(self) -> int:
-        """Bytes that may still be written to the disk; less than 0 if it is too full already."""
+        """Number of bytes that may still be written to the disk; negative if it is already too full."""
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize - self._free_bytes_min
 
     def read(self, digest: bytes) -> bytes:
-        """Read and verify a block. Raises as `read_some`."""
+        """Read and verify a block. Raises the errors of `read_some`."""
         return self.read_some([digest])[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:
-        """The first of these blocks, at least one, up to this many bytes together. verified: False if the caller verifies them.
-        Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
+        """The first of these blocks, at least one, up to ``bytes_max`` bytes in total. verified: False if the caller verifies them.
+        Raises StagingFailed if one is missing or damaged; a damaged one is removed."""
         found: list[bytes] = []
         opened, fd, is_fresh = 0, -1, False
         try:
@@ -243,8 +243,8 @@ class BlockStore:
                     rows = {digest: place for digest, *place in self._find("digest, pack, start, size", some)}
                 for digest in some:
                     if digest not in rows:
-                        why = f"block {digest.hex()[:16]} is gone"
-                        raise StagingFailed("files of the task are not kept any more", why=why)
+                        why = f"block {digest.hex()[:16]} was removed"
+                        raise StagingFailed("files of the task are no longer stored", why=why)
                     pack, start, size = rows[digest]
                     if pack != opened:
                         if fd >= 0:
@@ -276,7 +276,7 @@ class BlockStore:
     def _damaged(self, digest: bytes) -> NoReturn:
         self._drop([digest])
         with self._lock:
-            self._execute("DELETE FROM manifests")  # which of them it belongs to is found out again
+            self._execute("DELETE FROM manifests")  # their completeness must be checked again
         raise Damaged("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
 
     def _drop(self, digests: Iterable[bytes]) -> int:
@@ -304,11 +304,11 @@ class BlockStore:
         return gone
 
     def _tidy(self, pack: int, holes: Iterable[tuple[int, int]]) -> None:
-        """Give the disk of blocks back that a pack had: all of it if none is left."""
+        """Free the disk space of removed blocks of a pack: the whole file if no block is left."""
         if not self._execute("SELECT 1 FROM blocks WHERE pack = ? LIMIT 1", (pack,)):
             self._path(pack).unlink(missing_ok=True)
             return
-        with contextlib.suppress(OSError):  # gone, or a file system without holes: then it waits for the others
+        with contextlib.suppress(OSError):  # already deleted, or no support for holes: freed when the pack is empty
             fd = os.open(self._path(pack), os.O_WRONLY | os.O_CLOEXEC)
             try:
                 for start, size in holes:
@@ -325,7 +325,7 @@ class BlockStore:
 
     def sync(self) -> None:
         """Sync all blocks to the disk. Raises OSError."""
-        with self._syncing:  # who comes meanwhile waits until its blocks are there, too
+        with self._syncing:  # a concurrent caller waits until its blocks are on disk too
             with self._lock:
                 if not self._is_dirty:
                     return
@@ -342,14 +342,14 @@ class BlockStore:
     # -- manifests -----------------------------------------------------------------------------------------------------
 
     def has(self, manifest: bytes) -> bool:
-        """True if this manifest was complete here, and still is; it is used now."""
+        """True if this manifest was complete here and still is. Updates its time of last use."""
         with self._lock:
             used = "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id"
             return bool(self._execute(used, (time.time(), manifest)))
 
     def missing_of(self, manifest: bytes, decoded: list[Manifest] | None = None) -> list[bytes]:
-        """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
-        complete, which is remembered. decoded: the manifest, for the next call; [] while its parts are not here. Raises
+        """The missing blocks of a manifest: the root, else its parts, else the blocks of its files. [] if it is
+        complete, which is recorded. decoded: receives the manifest, for the next call; [] while parts are missing. Raises
         StagingFailed for a manifest that is not valid."""
         if self.missing([manifest]):
             return [manifest]
@@ -368,11 +368,11 @@ class BlockStore:
             row = (manifest, root.size_bytes, root.files, time.time())
             self._execute("INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?)", row)
 
-    # -- room ----------------------------------------------------------------------------------------------------------
+    # -- capacity ------------------------------------------------------------------------------------------------------
 
     @property
     def limit_bytes(self) -> int:
-        """The most that it may have now."""
+        """The current size limit."""
         return self._limit_bytes if isinstance(self._limit_bytes, int) else self._limit_bytes()
 
     @property
@@ -380,13 +380,13 @@ class BlockStore:
         return self._size_bytes
 
     def needs_room(self, size_bytes: int) -> bool:
-        """True if this many bytes more do not fit, into the limit or on the disk."""
+        """True if ``size_bytes`` more exceed the limit or the disk."""
         return self._size_bytes + size_bytes > self.limit_bytes or self._free_bytes() < size_bytes
 
     def collect(self, in_use: Callable[[], Collection[bytes]], room_bytes: int = 0, *, everything: bool = False) -> int:
-        """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
-        this much room (everything: all of them) → the number of bytes that were removed. in_use: returns the pinned ones; it is
-        called under the lock, since until then a request may find a manifest here (`has`) and pin it."""
+        """Remove blocks without a manifest, and unpinned manifests, least recently used first, until ``room_bytes`` are
+        free (everything: all of them) → the number of removed bytes. in_use: returns the pinned manifests. It is
+        called under the lock, since until then a request may find a manifest (`has`) and pin it."""
         with self._lock:
             pinned = in_use()
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
@@ -416,8 +416,8 @@ class BlockStore:
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[set[bytes]]:
-        """A set of digests, for outputs while they come in: their blocks are not removed until the end, whether or not they were
-        here before."""
+        """Context with a set of digests for outputs that are arriving. Their blocks are not removed until its end, even if they were
+        stored before."""
         digests: set[bytes] = set()
         with self._lock:
             self._coming.append(digests)
@@ -428,13 +428,13 @@ class BlockStore:
                 self._coming = [other for other in self._coming if other is not digests]
 
     def drop_damaged(self, manifest: bytes) -> None:
-        """Remove all blocks of a manifest that are damaged, as far as it can be read."""
+        """Remove all damaged blocks of a manifest, as far as the manifest can be read."""
         for digest in self.blocks_of(manifest):
             with contextlib.suppress(StagingFailed):
                 self.read(digest)
 
     def blocks_of(self, manifest: bytes) -> set[bytes]:
-        """All blocks of a manifest, as far as it is here."""
+        """All known blocks of a manifest, which may be incomplete."""
         with contextlib.suppress(StagingFailed):
             root = decode_root(self.read(manifest))
             found = {manifest, *root.parts}

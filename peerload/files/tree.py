@@ -1,8 +1,8 @@
-"""Trees of files on disk: which files travel, and their content as blocks.
+"""Trees of files on disk: selection of the files to stage, and their content as blocks.
 
-A tree is looked through first, by names and sizes alone, so that what cannot travel is refused before anything is read.
-Then each file is opened beneath its directory by `openat2`, which follows no link and leaves the directory by no path (rule
-S5): a link that was put in its place meanwhile leads nowhere.
+A tree is first listed, by names and sizes only, so that files that cannot be staged are refused before anything is read.
+Then each file is opened below its directory by `openat2`, which follows no link and cannot leave the directory (rule
+S5), even if the file was replaced by a link meanwhile.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _HOW_BYTES = 24
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _CLOSED = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EXDEV}
-"""Errors of what cannot be looked into: a directory without permission, or one that became something else meanwhile."""
+"""Errors of listing a directory without permission, or one that was replaced by something else meanwhile."""
 
 
 class _How(ctypes.Structure):
@@ -53,21 +53,21 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def open_beneath(directory: int, path: str, flags: int) -> int:
-    """Open ``path`` beneath an open directory. Raises OSError: ELOOP for a link on the way, EXDEV for a way out."""
+    """Open ``path`` below an open directory. Raises OSError: ELOOP for a link in the path, EXDEV for a path that leads outside."""
     how = _How(flags | os.O_CLOEXEC, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
     while True:
         fd = int(_libc.syscall(SYS_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), _HOW_BYTES))
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number in {errno.ENOSYS, errno.EPERM}:  # before Linux 5.6 (RHEL 8), and in containers of that time
+        if number in {errno.ENOSYS, errno.EPERM}:  # before Linux 5.6 (RHEL 8), and in old container runtimes
             return _open_stepwise(directory, path, flags)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
 
 
 def _open_stepwise(directory: int, path: str, flags: int) -> int:
-    """As `open_beneath`, where there is no `openat2`: one name after the other, none of them a link. Raises OSError."""
+    """`open_beneath` for systems without `openat2`: opens one name after another, none of them a link. Raises OSError."""
     *above, name = path.split("/")
     if ".." in (*above, name) or "" in above:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
@@ -91,14 +91,14 @@ def _open_no_link(directory: int, name: str, flags: int) -> int:
 
 
 def make_directories(directory: int, path: str, mode: int = 0o777) -> int:
-    """Open a directory beneath, made with all above it where it is absent; "" is the directory itself. Raises OSError."""
+    """Open a directory below another; "" is the directory itself. Missing directories are created. Raises OSError."""
     try:
         return open_beneath(directory, path or ".", DIRECTORY)
     except FileNotFoundError:
         above, _, name = path.rpartition("/")
         parent = make_directories(directory, above, mode)
         try:
-            with contextlib.suppress(FileExistsError):  # somebody was faster
+            with contextlib.suppress(FileExistsError):  # created meanwhile
                 os.mkdir(name, mode, dir_fd=parent)
             return open_beneath(parent, name, DIRECTORY)
         finally:
@@ -106,7 +106,7 @@ def make_directories(directory: int, path: str, mode: int = 0o777) -> int:
 
 
 def make_directory(directory: int, path: str, mode: int) -> None:
-    """Make a directory beneath with these permissions, unless there is one. Raises OSError."""
+    """Create a directory with these permissions below another, unless it exists. Raises OSError."""
     above, _, name = path.rpartition("/")
     parent = make_directories(directory, above)
     try:
@@ -126,8 +126,8 @@ def make_directory(directory: int, path: str, mode: int) -> None:
 
 
 class DirfdCache:
-    """Cache of one directory descriptor: the directory of the last file beneath ``base`` stays open, since files come sorted and
-    the next one mostly lies there, too. makes: directories that are not there are made."""
+    """Cache of one directory descriptor. The directory of the last file below ``base`` stays open, since files are sorted and
+    the next one is mostly in the same directory. makes: create missing directories."""
 
     def __init__(self, base: int, *, makes: bool = True) -> None:
         self._base = base
@@ -136,7 +136,7 @@ class DirfdCache:
         self._fd = -1
 
     def of(self, path: str) -> tuple[int, str]:
-        """→ the open directory of this file, and the name in it. Raises OSError."""
+        """The open directory of this file, and its name there. Raises OSError."""
         above, _, name = path.rpartition("/")
         if above != self._path:
             self.close()
@@ -155,13 +155,13 @@ class DirfdCache:
 
 
 def punch_hole(fd: int, start: int, size: int) -> None:
-    """Give the disk of a part of a file back. Raises OSError where the file system cannot."""
+    """Free the disk space of a part of a file. Raises OSError if the file system does not support that."""
     if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(start), ctypes.c_int64(size)) < 0:
         raise OSError(ctypes.get_errno(), "fallocate")
 
 
 def sync_file_system(directory: int) -> None:
-    """Have everything written to this file system on disk. Raises OSError."""
+    """Sync the file system of this directory. Raises OSError."""
     if _libc.syncfs(directory) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -169,15 +169,15 @@ def sync_file_system(directory: int) -> None:
 
 IGNORE_FILES = (".gitignore", ".peerloadignore")
 NEVER = frozenset({".git", ".hg", ".svn"})
-"""Directories of version control never travel with a snapshot."""
+"""Version-control directories, which are never part of a snapshot."""
 BYTES_MAX = 1 << 40
-"""Bound on the files that travel with one task, or come back."""
+"""Maximum number of files sent along with one task, or returned by it."""
 CUT_BY_CONTENT_BYTES_MIN = 8 << 20
 READ_TRIES = 3
-"""Number of times that a file which changes is read before it is refused."""
+"""Number of attempts to read a file that changes meanwhile."""
 PART_PREFIX, KEPT_BESIDE = ".peerload-part-", ".peerload-"
 ENTRIES_MAX = 4 * FILES_MAX
-"""Entries of one directory that are looked at, those that ignore files name among them."""
+"""Maximum number of entries of one directory, including ignored ones."""
 _SKIPS = "to leave it out, name it in .peerloadignore"
 _OTHERS = "name what may travel, or give it another name:  --in PATH"
 
@@ -195,7 +195,7 @@ class FileStatus(NamedTuple):
 
 class Found(NamedTuple):
     """Entry of a tree. target: of a link, "" for a file; status: None for a directory that is empty or has other permissions (mode)
-    than DIRECTORY_MODE; is_named: it alone was asked for."""
+    than DIRECTORY_MODE; is_named: the user named this entry itself."""
 
     path: str
     status: FileStatus | None
@@ -205,8 +205,8 @@ class Found(NamedTuple):
 
 
 class Rules:
-    """The ignore files of one directory and those above it, the deepest first: (length of its path, an expression that matches
-    what any of its patterns does, its patterns)."""
+    """The ignore files of a directory and its parents, the deepest first: (length of its path, an expression that matches
+    the union of its patterns, its patterns)."""
 
     def __init__(
         self, names: Sequence[str], above: tuple[tuple[int, re.Pattern[str], GitIgnoreSpec], ...] = ()
@@ -215,7 +215,7 @@ class Rules:
         self._specs = above
 
     def within(self, directory: int, path: str, names: Iterable[str]) -> Rules:
-        """The rules in this directory, which has these names in it. Raises StagingFailed, OSError."""
+        """The rules in this directory, whose entries are ``names``. Raises StagingFailed, OSError."""
         lines: list[str] = []
         for name in self._names:
             if name in names:
@@ -230,7 +230,7 @@ class Rules:
         return Rules(self._names, ((len(path) + 1 if path else 0, any_of, spec), *self._specs))
 
     def ignore(self, path: str, *, is_directory: bool) -> bool:
-        """True if this entry does not travel."""
+        """True if this entry is ignored."""
         shown = f"{path}/" if is_directory else path
         for skipped, any_of, spec in self._specs:
             below = shown[skipped:]
@@ -262,9 +262,9 @@ def scan(
     *,
     skips: bool = False,
 ) -> Iterator[Found]:
-    """The files, links and directories (`Found`) of ``starts`` beneath an open directory, sorted by name; "" is all of it.
-    pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, unless it is left out
-    (skips), and OSError."""
+    """The files, links and directories (`Found`) of ``starts`` below an open directory, sorted by name; "" means all of it.
+    pattern: the paths to include, None = all. Raises OSError, and StagingFailed for an included entry that cannot be staged, unless
+    such entries are skipped (skips)."""
     for start in starts:
         if not start:
             yield from _scan_directory(base, "", rules, pattern, skips=skips)
@@ -273,7 +273,7 @@ def scan(
         try:
             fd = open_beneath(base, start, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
-            why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
+            why = "its path contains a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
             raise StagingFailed(f"{start} cannot be staged", why=why, hint=_OTHERS) from None
         try:
             status = os.fstat(fd)
@@ -309,9 +309,9 @@ def _scan_directory(
                 if is_directory:
                     yield from _scan_inner(fd, below, rules, pattern, skips=skips)
                 else:
-                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)  # that of the entry would be kept with it
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)  # DirEntry.stat would keep it in memory
                     yield _found(below, status, fd, name, hint)
-            except FileNotFoundError:  # it is gone again, as if the tree had been looked through a moment later
+            except FileNotFoundError:  # deleted meanwhile, as if the tree had been listed a moment later
                 continue
             except StagingFailed:
                 if not skips:
@@ -339,8 +339,8 @@ def _scan_inner(above: int, path: str, rules: Rules | None, pattern: Globs | Non
 
 
 def _entries(fd: int, prefix: str, pattern: Globs | None) -> tuple[list[os.DirEntry[str]], bool]:
-    """Entries of an open directory, sorted by name: its directories, and the files that the pattern matches; and True if it has
-    no others. Raises StagingFailed if there are more than ENTRIES_MAX."""
+    """Entries of an open directory, sorted by name: its directories and the files that match the pattern; and True if it has
+    no other entries. Raises StagingFailed if there are more than ENTRIES_MAX."""
     found, is_all = [], True
     with os.scandir(fd) as entries:
         for entry in entries:
@@ -382,12 +382,12 @@ def _check_name(path: str, hint: str) -> None:
 
 
 def vanished(path: str) -> StagingFailed:
-    """The error for a file that is gone by now."""
+    """The error for a file that was deleted meanwhile."""
     return StagingFailed(f"{path} cannot be staged", why="it has vanished meanwhile")
 
 
 def bounded(found: Iterable[Found], files_max: int = FILES_MAX) -> list[Found]:
-    """All of them. Raises StagingFailed as soon as there are too many."""
+    """The entries as a list. Raises StagingFailed as soon as there are too many."""
     all_ = list(itertools.islice(found, files_max + 1))
     if len(all_) > files_max:
         raise _too_many(files_max)
@@ -400,7 +400,7 @@ def _too_many(files_max: int) -> StagingFailed:
 
 
 def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
-    """Raises StagingFailed if too much is in the files; the largest are named."""
+    """Raises StagingFailed, with the names of the largest files, if the total size is too large."""
     total = sum(item.status.st_size for item in found if item.status is not None)
     if total > bytes_max:
         named = ", ".join(f"{item.path} ({item.status.st_size} bytes)" for item in largest(found) if item.status)
@@ -409,7 +409,7 @@ def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
 
 
 def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
-    """The largest files, the greatest first."""
+    """The largest files, in descending order."""
     files = [item for item in found if item.status is not None and not item.target]
     return sorted(files, key=lambda item: (-item.status.st_size if item.status else 0, item.path))[:count]
 
@@ -417,9 +417,9 @@ def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
 def read_file(
     parents: DirfdCache, path: str, take: Callable[[bytes], bytes], *, by_content: bool = False
 ) -> tuple[FileEntry, os.stat_result]:
-    """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. by_content: a large file is
-    cut where its content says so: after a change in its middle most blocks are as before. Raises StagingFailed if it changes
-    all the time while it is read; FileNotFoundError."""
+    """Read one file → its entry, and its status at that time. ``take(block)`` returns the digest of a block. by_content: cut a large
+    file at positions that depend on its content, so that most blocks survive a change in its middle. Raises StagingFailed if the
+    file keeps changing while it is read; FileNotFoundError."""
     for _ in range(READ_TRIES):
         try:
             parent, name = parents.of(path)
@@ -428,7 +428,7 @@ def read_file(
             raise
         except OSError as error:
             if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-                raise  # it may pass
+                raise  # may be temporary
             why = "a link has taken its place" if error.errno == errno.ELOOP else str(error.strerror)
             raise StagingFailed(f"{path} cannot be read", why=why, hint=_SKIPS) from None
         try:
@@ -450,13 +450,13 @@ def read_file(
 
 
 def cut_file(fd: int, status: os.stat_result, *, by_content: bool) -> Iterator[tuple[bytes, int]]:
-    """The blocks of a file, and how often each stands there: a hole is one block of zeros, many times, and is not read."""
+    """The blocks of a file, each with a repeat count: a hole is one block of zeros, repeated, and is not read."""
     at = 0
     if by_content and status.st_size >= CUT_BY_CONTENT_BYTES_MIN and status.st_blocks * 512 >= status.st_size:
         for block in _cut_by_content(fd):
             yield block, 1
             at += len(block)
-            if at > status.st_size:  # it grows
+            if at > status.st_size:  # the file grows
                 return
     while at < status.st_size:
         if (holes := _blocks_without_data(fd, at, status)) > 0:
@@ -470,7 +470,7 @@ def cut_file(fd: int, status: os.stat_result, *, by_content: bool) -> Iterator[t
 
 
 def _cut_by_content(fd: int) -> Iterator[bytes]:
-    """The blocks of a file by FastCDC [XZJ+20]; none where that library is not compiled: in plain Python it takes minutes."""
+    """The blocks of a file by FastCDC [XZJ+20]; none if the compiled library is missing, since plain Python takes minutes."""
     try:
         from pyfastcdc.cy import FastCDC  # noqa: PLC0415 -- for large files alone
     except ImportError:
@@ -482,7 +482,7 @@ def _cut_by_content(fd: int) -> Iterator[bytes]:
 
 
 def _blocks_without_data(fd: int, at: int, status: os.stat_result) -> int:
-    """The number of whole blocks from here on that are a hole of a sparse file. The file is at the same place as before."""
+    """The number of whole blocks from ``at`` on that are a hole of a sparse file. Does not change the file position."""
     if status.st_blocks * 512 >= status.st_size or at + BLOCK_BYTES > status.st_size:
         return 0
     try:
@@ -507,17 +507,17 @@ def identity_of(status: os.stat_result | FileStatus) -> tuple[int, int, int, int
 
 
 class Globs(NamedTuple):
-    """Globs of paths, as `matcher` reads them."""
+    """Globs of paths, with the syntax of `matcher`."""
 
     globs: tuple[str, ...]
     pattern: re.Pattern[str]
 
     def match(self, path: str) -> bool:
-        """True if one of them means this path, or a directory that it lies in."""
+        """True if one of them matches this path or one of its parent directories."""
         return self.pattern.match(path) is not None
 
     def reach(self, directory: str) -> bool:
-        """True if one of them may mean something in this directory."""
+        """True if one of them may match an entry of this directory."""
         names = directory.split("/")
         return any(_reaches(glob.rstrip("/").split("/"), names) for glob in self.globs)
 
@@ -532,7 +532,7 @@ def _reaches(parts: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def is_output(path: str, wanted: Globs | None) -> bool:
-    """True if `changed` may name this path for these globs; without globs, for all changes."""
+    """True if `changed` may return this path for these globs; None: for all changes."""
     names = path.split("/")
     if any(name.startswith(PART_PREFIX) for name in names):
         return False
@@ -540,14 +540,14 @@ def is_output(path: str, wanted: Globs | None) -> bool:
 
 
 def matcher(globs: Sequence[str]) -> Globs:
-    """The pattern of the paths that one of these globs means, or that lie in a directory that one means: ``*`` and ``?`` stay
-    within a name, ``**`` does not."""
+    """The pattern of paths that match one of these globs or are in a directory that does. ``*`` and ``?`` match
+    within a name, ``**`` across names."""
     return Globs(tuple(globs), re.compile(f"(?:{'|'.join(map(_expression, globs))})(?:/.*)?\\Z"))
 
 
 def _expression(glob: str) -> str:
-    """The expression for a glob. What stands between two stars is matched where it comes first, for good (``(?>…)``): the second
-    star means no more from a later place on. So however many stars there are, the time grows with the square of a path at most."""
+    """The expression for a glob. Text between two stars is matched at its first position without backtracking (``(?>…)``): a later
+    position would not let the second star match more. So the time is at most quadratic in the path, for any number of stars."""
     across = {"**/": "(?:.*?/)??", "**": ".*?"}
     groups, within = [""], ""
     for part in re.split(r"((?<![^/])\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/")):
@@ -575,7 +575,7 @@ def _character_class(part: str) -> str:
 
 
 def literal_directory(glob: str) -> str:
-    """The directory that a glob names before its first special character: ``out`` of ``out/*.png``."""
+    """The directory before the first special character of a glob: ``out`` for ``out/*.png``."""
     plain = re.split(r"[*?\[]", glob, maxsplit=1)[0]
     return plain.rpartition("/")[0]
 
@@ -583,7 +583,7 @@ def literal_directory(glob: str) -> str:
 def _read_output(
     parents: DirfdCache, path: str, take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> FileEntry | None:
-    """Read a file → its entry; None if it cannot be read and need not. Raises StagingFailed, and what ``take`` raises."""
+    """Read a file → its entry; None if it is unreadable and optional. Raises StagingFailed, and the errors of ``take``."""
     is_refused = False
 
     def taken(block: bytes) -> bytes:
@@ -607,15 +607,15 @@ def _read_output(
 def changed(
     base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> Manifest:
-    """The files, links and directories of a tree that are not as ``before``, those that the globs mean or, without globs,
-    all but what a `.peerloadignore` names. needs_all: raise StagingFailed for a glob that means nothing, and for what cannot
-    travel; else that is left out. Raises StagingFailed, OSError."""
+    """The files, links and directories of a tree that differ from ``before``: entries that match the globs or, without globs,
+    all that no `.peerloadignore` excludes. needs_all: raise StagingFailed for a glob without matches, and for entries that cannot
+    be staged; otherwise these are left out. Raises StagingFailed, OSError."""
     rules = None if globs else Rules(IGNORE_FILES[1:])
     pattern = matcher(globs) if globs else None
     known = {entry.path: entry for entry in before.files}
     links = dict(before.links)
     found = bounded(scan(base, rules=rules, pattern=pattern, skips=not needs_all))
-    if pattern:  # directories are always looked into
+    if pattern:  # directories are always listed
         found = [item for item in found if item.status is not None or pattern.match(item.path)]
     for glob in globs if needs_all else ():
         if not any(map(matcher([glob]).match, (item.path for item in found))):

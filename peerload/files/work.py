@@ -1,8 +1,8 @@
-"""Work with the files of a task in a directory of its user: a tree is made in a fresh one, outputs are collected, and placed among
-what the user has. The agent does it itself, or, where it serves all users, has `as_user.py` do it as each of them.
+"""File operations of a task in a directory of its user: create a tree in a new directory, collect outputs, and place them among
+the user's files. A user-mode agent does this itself; in system mode, `as_user.py` does it as the user.
 
-Nothing outside the directory is touched (rule S5): each directory is opened beneath the target, each name in it has no slash,
-and no link is followed. A file gets its name when it is complete.
+Nothing outside the directory is touched (rule S5): each directory is opened below the target, no name contains a slash,
+and no link is followed. A file gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 
 READ_BLOCKS, READ_BYTES = 2048, 2 << 20
-"""Blocks are read together up to this."""
+"""Maximum total size of blocks that are read together."""
 SMALL_BYTES, BATCH_BLOCKS = 128 << 10, 2048
-"""Blocks of outputs up to this size are kept together, at most so many of them."""
+"""Blocks of outputs up to this size are stored together, at most BATCH_BLOCKS of them."""
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ReadSome(Protocol):
-    """Gives the first of these blocks, at least one, up to this many bytes together."""
+    """Returns the first of these blocks, at least one, up to this many bytes in total."""
 
     def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> Sequence[bytes | memoryview]:
         raise NotImplementedError
 
 
 def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes | memoryview]:
-    """The blocks of these files in their order, but for those of zeros."""
+    """The blocks of these files in order, without blocks of zeros."""
     wanted = [digest for entry in files for digest in entry.blocks if digest != ZEROS]
     at = 0
     while at < len(wanted):
@@ -64,8 +64,8 @@ def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes | me
 def make_tree(
     directory: str | bytes | os.PathLike[str], manifest: Manifest, globs: Sequence[str], read: ReadSome
 ) -> None:
-    """Make a tree in a fresh directory, and the directories that the globs of outputs name. Files have the dates that they
-    had; links come last, so that no file is written through one. Raises StagingFailed, OSError, and what ``read`` raises."""
+    """Create a tree in a new directory, and the directories named by the globs of outputs. Files keep their dates.
+    Links are created last, so that no file is written through one. Raises StagingFailed, OSError, and the errors of ``read``."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
     parents = DirfdCache(base)
     path = ""
@@ -89,17 +89,17 @@ def make_tree(
 
 
 def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
-    """The error for a file: of the disk or of this process as it is, else with its name."""
+    """The error for a file: OSError for errors of the disk or of this process, else StagingFailed. Both name the file."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         return OSError(error.errno, f"{path}: {error.strerror}")
-    words = {errno.ELOOP: "a link is in its way", errno.EXDEV: "its path leads outside"}
+    words = {errno.ELOOP: "its path contains a symbolic link", errno.EXDEV: "its path leads outside"}
     return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
 
 
 def _write(
     parent: int, name: str, entry: FileEntry, contents: Iterator[bytes | memoryview], *, mtime_ns: int = 0
 ) -> None:
-    """mtime_ns: the date that it gets; 0: now."""
+    """Write a file. mtime_ns: its date; 0: now."""
     fd = os.open(name, CREATE, 0o600, dir_fd=parent)
     try:
         for digest, size in zip(entry.blocks, entry.block_sizes, strict=True):
@@ -125,12 +125,12 @@ def _write(
 class OutputMerge:
     """Merge of the outputs of one task into the directory of its user.
 
-    A file or link at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
-    replaced. One that was changed since stays, and the task's is kept beside it as ``name.peerload-<id>``.
+    A file or link at home is replaced if it is unchanged since the submission (``before``) or since this task wrote it (``own``:
+    digests by path). A file that was changed since stays, and the task's file is stored next to it as ``name.peerload-<id>``.
     """
 
     def __init__(self, directory: bytes, before: Manifest, own: dict[str, bytes], *, since: float, mark: str) -> None:
-        """since: date of the submission (Unix s); mark: the id of the task, for names of files that are kept beside."""
+        """since: date of the submission (Unix s); mark: the id of the task, for the names ``name.peerload-<id>``."""
         self._directory = directory
         self._before = {entry.path: entry for entry in before.files}
         self._links_before = dict(before.links)
@@ -140,9 +140,9 @@ class OutputMerge:
         self.conflicts: list[str] = []
 
     def place(self, manifest: Manifest, read: ReadSome) -> None:
-        """Place all files, links and directories durably; one that cannot be placed keeps no other from its place. A directory
-        of the user's that was removed meanwhile is made again: nothing else has the outputs. Raises StagingFailed, which names
-        the first that could not be placed, OSError, and what ``read`` raises."""
+        """Place all files, links and directories durably. One that cannot be placed does not prevent the others. A removed
+        user directory is created again, since no other copy of the outputs exists. Raises StagingFailed, which names
+        the first failure, OSError, and the errors of ``read``."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
             os.makedirs(self._directory, exist_ok=True)  # noqa: PTH103 -- bytes
@@ -195,14 +195,14 @@ class OutputMerge:
             self._own[entry.path] = digest_of(b"".join(entry.blocks))
 
     def _beside(self, name: str) -> str:
-        """The name of an output that is kept beside another, as long as a name may be."""
+        """The name of an output that is stored next to another file, cut to the maximum length of a name."""
         return name.encode()[: NAME_BYTES_MAX - len(self._mark)].decode(errors="ignore") + self._mark
 
     def _put(self, parent: int, name: str, write: Callable[[str], None]) -> None:
-        """Give a file or link its name when ``write`` has completed it under another."""
+        """Let ``write`` complete a file or link under a temporary name, then rename it."""
         part = PART_PREFIX + self._mark.removeprefix(KEPT_BESIDE)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(part, dir_fd=parent)  # of an agent that was ended meanwhile
+            os.unlink(part, dir_fd=parent)  # left by an interrupted agent
         try:
             write(part)
             os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -244,7 +244,7 @@ def _status(parent: int, name: str) -> os.stat_result | None:
 
 
 def _digests(parent: int, name: str, like: FileEntry | None = None) -> tuple[bytes, ...]:
-    """The digests of the blocks of a file; holes are not read. like: the entry whose blocks' sizes count, as far as they reach."""
+    """The digests of the blocks of a file; holes are not read. like: an entry whose block sizes are used, as far as they reach."""
     fd = open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(fd, "rb", buffering=0) as file:
         if like is None or not like.sizes:
@@ -258,7 +258,7 @@ def _digests(parent: int, name: str, like: FileEntry | None = None) -> tuple[byt
 
 
 class BlockAccess(Protocol):
-    """The blocks of one user's files, as `BlockStore` has them."""
+    """Access to the blocks of one user's files, with the methods of `BlockStore`."""
 
     def read(self, digest: bytes, /) -> bytes:
         raise NotImplementedError
@@ -272,12 +272,12 @@ class BlockAccess(Protocol):
 
 
 def make(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str]) -> None:
-    """Make the working directory of a task, in the place of what an earlier try has left. Raises StagingFailed, OSError."""
+    """Create the working directory of a task, and replace remains of an earlier attempt. Raises StagingFailed, OSError."""
     make_anew(directory, blocks, manifests.decode(manifest, blocks.read), globs)
 
 
 def make_anew(directory: bytes, blocks: BlockAccess, manifest: Manifest, globs: Sequence[str]) -> None:
-    """As `make`, of a manifest that is decoded already."""
+    """`make` for a manifest that is already decoded."""
     _empty(directory)
     make_tree(directory, manifest, globs, blocks.read_some)
 
@@ -289,7 +289,7 @@ def _empty(directory: bytes) -> None:
 
 
 def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str], needs_all: bool) -> bytes:
-    """Keep the files of a working directory that are new or changed → the id of their manifest, b"" if there are none. Raises
+    """Store the new or changed files of a working directory → the id of their manifest, b"" if there are none. Raises
     StagingFailed, OSError."""
     before = manifests.decode(manifest, blocks.read)
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
@@ -307,7 +307,7 @@ def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Seque
 
 
 class _Batch:
-    """Small blocks that are kept together: each time costs a file and a transaction."""
+    """Small blocks that are stored together, since each call of the store costs a file and a transaction."""
 
     def __init__(self, blocks: BlockAccess) -> None:
         self._access = blocks
@@ -315,7 +315,7 @@ class _Batch:
         self._bytes = 0
 
     def take(self, block: bytes) -> bytes:
-        """Keep a block, a small one later → its digest."""
+        """Store a block (a small one with the next batch) → its digest."""
         if len(block) > SMALL_BYTES:
             return self._access.put([block])[0]
         self._waiting.append(block)
@@ -325,7 +325,7 @@ class _Batch:
         return digest_of(block)
 
     def put(self) -> None:
-        """Keep those that wait."""
+        """Store the pending blocks."""
         if self._waiting:
             self._access.put(self._waiting)
             self._waiting, self._bytes = [], 0
@@ -342,15 +342,15 @@ def place(
     since: float,
     mark: str,
 ) -> tuple[list[str], dict[str, bytes]]:
-    """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
-    placed so far, as in `OutputMerge`. Raises StagingFailed, above all if one of them was not asked for (`tree.changed`), OSError."""
+    """Place the outputs of a task among its user's files → the paths of outputs stored next to another file, and all that this task
+    has placed so far (``own`` of `OutputMerge`). Raises StagingFailed, also for an output that was not requested, OSError."""
     after, wanted = manifests.decode(outputs, blocks.read), tree.matcher(globs) if globs else None
     for path in (*(entry.path for entry in after.files), *(path for path, _ in (*after.links, *after.directories))):
         if not (globs or returns_changes) or not tree.is_output(path, wanted):
-            raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
+            raise StagingFailed("outputs cannot be written", why=f"{path} was not requested")
     try:
         known = manifests.decode(before, blocks.read)
-    except StagingFailed:  # it is not kept any more: then nothing at home counts as unchanged
+    except StagingFailed:  # no longer stored: then no file at home counts as unchanged
         known = Manifest()
     merge = OutputMerge(directory, known, own, since=since, mark=mark)
     merge.place(after, blocks.read_some)
@@ -358,7 +358,7 @@ def place(
 
 
 def prepare(directory: bytes, blocks: BlockAccess, manifest: bytes, modules: dict[str, str]) -> None:
-    """Make the directory of an environment: its lock in ``lock``, and links to these modules of the node in ``client``. Raises
+    """Create the directory of an environment: its lock in ``lock``, and links to these modules of the node in ``client``. Raises
     StagingFailed, OSError."""
     _empty(directory)
     there = Path(os.fsdecode(directory))

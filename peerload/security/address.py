@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PORT_MAX = 0xFFFF
 DISCARD_PORT = 9
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses of other machines for questions to the routing table (RFC 5737, 3849); nothing is sent there."""
+"""Documentation addresses (RFC 5737, 3849) for lookups in the routing table; no packets are sent there."""
 LABEL_CHARACTERS_MAX = 63
 PARSED_MAX = 256
 """Parsed addresses that are remembered."""
@@ -37,10 +37,10 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
 def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int]:
-    """Parse `HOST:PORT` or `[HOST]:PORT` → host and port as sockets take them (an IPv4-mapped IPv6 address becomes IPv4).
+    """Parse `HOST:PORT` or `[HOST]:PORT` → host and port for sockets (an IPv4-mapped IPv6 address becomes IPv4).
     HOST may be a name. Raises ConfigError for the setting ``key``.
 
-    loopback_only: an address of another machine is an error, too.
+    loopback_only: an address of another machine is an error too.
     """
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -81,11 +81,11 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
 
 
 NETWORK_BITS = 64
-"""Bits of an IPv6 address that do not identify a client: a client can use all addresses of its network."""
+"""Host bits of an IPv6 address, which do not identify a client: a client can use all addresses of its network."""
 
 
 def network_of(address: str) -> str:
-    """Key of an address for limits: an IPv4 address, the network of an IPv6 address, or any other text itself."""
+    """Key of an address for rate limits: an IPv4 address, the network of an IPv6 address, or any other text unchanged."""
     ip = _ip(plain_host(address))
     return f"{int(ip) >> NETWORK_BITS:x}" if isinstance(ip, ipaddress.IPv6Address) else plain_host(address)
 
@@ -109,15 +109,15 @@ def is_loopback(address: str) -> bool:
 
 
 class NetworkAbsence(NamedTuple):
-    """Behaviour of a listener while the network is not there. may_lack_address: it listens at an address that this machine does
-    not have yet; last_host: what it publishes for an unspecified address, "": nothing, that is an error."""
+    """Behaviour of a listener while the network is down. may_lack_address: it may listen at an address that this machine does
+    not have yet; last_host: the host to publish for an unspecified address, "": that is an error."""
 
     may_lack_address: bool = False
     last_host: str = ""
 
 
 NOT_WITHOUT = NetworkAbsence()
-"""For a listener that has to have its network."""
+"""For a listener that requires its network."""
 
 
 async def resolve_one(host: str) -> str:
@@ -205,14 +205,14 @@ def reachable_by_both(listen: str, port: int) -> tuple[str, ...]:
 
 
 def source_address(host: str) -> str:
-    """The source address of packets to this IP address; for IPv6 not a temporary one (RFC 8981). Raises OSError without a
+    """The source address of packets to this IP address; for IPv6 not a temporary address (RFC 8981). Raises OSError without a
     route."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         if family == socket.AF_INET6:
             with contextlib.suppress(OSError):  # not supported by every kernel
                 probe.setsockopt(socket.IPPROTO_IPV6, _PREFERENCES, _PUBLIC)
-        probe.connect((host, DISCARD_PORT))  # only asks the routing table
+        probe.connect((host, DISCARD_PORT))  # only queries the routing table
         return str(probe.getsockname()[0])
 
 

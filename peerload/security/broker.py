@@ -1,9 +1,9 @@
-"""Brokers: their addresses, the user and password for them, TLS connections to them, and the files of a Mosquitto that serves a
+"""Brokers: their addresses, credentials, TLS connections, and the files of a Mosquitto that serves a
 cluster by TLS.
 
-The broker's certificate has to match its name or address and a CA: that of the cluster, those of a file, or those of the
-system. There is no fallback without TLS. Nodes show their own certificate to a broker that asks for one, which then knows
-each by its name."""
+The broker's certificate must match its name or address and be signed by a CA of the cluster, of a file, or of the
+system. There is no fallback without TLS. Nodes present their own certificate to a broker that requests one. Such a broker
+identifies each node by its name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EXAMPLE_IPV6 = "for example mqtts://[fd00::5]:8883"
 
 
 class BrokerUrl(NamedTuple):
-    """``text`` is for people and logs: it has no password. ``tls``: True for mqtts://; there is no fallback."""
+    """Address of a broker. ``text``: for messages and logs, without the password. ``tls``: True for mqtts://; there is no fallback."""
 
     text: str
     host: str
@@ -78,7 +78,7 @@ class BrokerUrl(NamedTuple):
         return cls(f"{scheme}://{shown}:{port}", host, port, user, password, tls)
 
     def known_as(self, password_file: str) -> BrokerUrl:
-        """This address with the user and password of a file, if it has none itself. Raises ConfigError."""
+        """This address, with the user and password of a file if it has none itself. Raises ConfigError."""
         if not password_file or self.password is not None:
             return self
         user, password = read_password(Path(password_file))
@@ -86,7 +86,7 @@ class BrokerUrl(NamedTuple):
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """False for a name with an empty label or too long a one: getaddrinfo raises UnicodeError for it."""
+    """False for a name with an empty or too long label, for which getaddrinfo raises UnicodeError."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -104,8 +104,8 @@ def _is_link_local(host: str) -> bool:
 
 
 def read_password(path: Path) -> tuple[str, str]:
-    """User and password from a file with one line `USER:PASSWORD` that nobody else can read. Raises ConfigError, which
-    never contains anything of that line."""
+    """User and password from a private file with one line `USER:PASSWORD`. Raises ConfigError, which
+    never contains any part of that line."""
     if not path.is_absolute():
         raise _unusable(path, "it is not an absolute path", "such as /etc/peerload/mqtt-password")
     try:
@@ -142,7 +142,7 @@ def read_password(path: Path) -> tuple[str, str]:
         or len(raw) > PASSWORD_BYTES_MAX
     ):
         raise _unusable(
-            path, "it does not hold one line USER:PASSWORD", "write one line USER:PASSWORD, then: chmod 600 FILE"
+            path, "it does not contain one line USER:PASSWORD", "write one line USER:PASSWORD, then: chmod 600 FILE"
         )
     return user, password
 
@@ -191,13 +191,13 @@ _TLS_ERRORS = {
 
 
 class SecuredBroker(ssl.SSLSocket):
-    """A socket that keeps the TLS error with which the other end closed it, because the library does not report it."""
+    """A socket that stores the TLS error with which the other end closed it, because the library does not report it."""
 
     error: ssl.SSLError | None = None
     on_error: Callable[[], None] | None = None
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Receive as a socket does; an error of TLS stays in ``error``."""
+        """Receive as a socket does; a TLS error is stored in ``error``."""
         try:
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -221,7 +221,7 @@ class SecuredBroker(ssl.SSLSocket):
 
 class BrokerTls:
     """TLS settings for brokers. ca: the setting `mqtt_ca`, "" for the cluster's CA; cluster_ca: that CA (PEM); certificate:
-    file with certificate and key of this node, None: it shows none."""
+    file with certificate and key of this node, None: no client certificate."""
 
     def __init__(self, ca: str, cluster_ca: bytes, certificate: Path | None) -> None:
         self._ca = ca
@@ -229,7 +229,7 @@ class BrokerTls:
         self._certificate = certificate
 
     def context(self) -> ssl.SSLContext:
-        """A TLS context with the current certificate: a renewed one is used from the next connection on. Raises ConfigError."""
+        """A TLS context with the current certificate: a renewed one applies to the next connection. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # with verification, by name, too
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -244,7 +244,7 @@ class BrokerTls:
                 context.load_verify_locations(cafile=self._ca)
             else:
                 context.load_verify_locations(cadata=self._cluster_ca.decode())
-        except (OSError, ValueError) as error:  # ValueError: there is nothing in it
+        except (OSError, ValueError) as error:  # ValueError: an empty file
             is_read = isinstance(error, ssl.SSLError | ValueError)
             why = "it holds no certificate" if is_read else str(getattr(error, "strerror", error))
             what = self._ca or "the certificate of the cluster's CA"
@@ -324,25 +324,25 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*", re.AS
 _HOST_LENGTH_MAX = 253
 
 MOSQUITTO_ACL = """\
-# Who may publish and read what, for a Mosquitto whose clients are known by their certificates (use_identity_as_username):
-# %u is the node's name. A node writes below its own name alone, and reads what is for everybody or for itself.
+# Access rights for a Mosquitto that identifies clients by their certificates (use_identity_as_username): %u is the node's
+# name. A node writes only below its own name, and reads messages for all nodes or for itself.
 pattern write peerload/+/+/%u/#
 pattern read peerload/+/+/+/state
 pattern read peerload/+/+/+/ask
 pattern read peerload/+/+/+/to/%u
 pattern read $SYS/broker/version
 
-# A node that was revoked can read nothing of use any more and is not believed. To keep it from connecting to any topic, too:
+# A revoked node can no longer decrypt messages, and its own are ignored. To deny it all topics too:
 #   user NODE
 #   topic deny #
 # then: systemctl reload mosquitto
 """
 MOSQUITTO_CONFIGURATION = f"""\
-# Mosquitto (2.0 or newer) for peerload's load announcements, by TLS: only nodes of the cluster come in, each known by its
-# certificate, and writes below its own name alone (mosquitto.acl). It carries advice only: with the broker away nodes speak
-# to each other directly, and nothing durable is lost with it.
+# Mosquitto (2.0 or newer) for peerload's load announcements, by TLS. It accepts only nodes of the cluster, identified by their
+# certificates. Each writes only below its own name (mosquitto.acl). The broker carries only advice: without it, nodes
+# communicate directly, and no durable data is lost.
 #
-# `peerload cluster broker-certificate DIR --host NAME` makes all files named here. Mosquitto reads them as its own user.
+# `peerload cluster broker-certificate DIR --host NAME` creates all files listed here. Mosquitto reads them as its own user.
 listener 8883
 cafile {MOSQUITTO_PLACE}/ca.pem
 certfile {MOSQUITTO_PLACE}/broker.pem
@@ -353,28 +353,28 @@ use_identity_as_username true
 allow_anonymous false
 acl_file {MOSQUITTO_PLACE}/mosquitto.acl
 
-# Without it a small message may wait 40 ms for the acknowledgement of the last one.
+# Without this, a small message may wait 40 ms for the acknowledgement of the previous one.
 set_tcp_nodelay true
 
-# A new node gets the retained state of all others at once: keep this above the number of nodes. What is over it is dropped.
+# A new node receives the retained states of all others together: keep this above the number of nodes. Excess messages are dropped.
 max_queued_messages 10000
 max_inflight_messages 100
 
-# peerload's messages have at most 4 KiB; anything larger is not from it.
+# peerload's messages have at most 4 KiB, so larger ones are not from it.
 max_packet_size 16384
 
-# What a client may cost: a frozen subscriber fills its queue and no more.
+# Memory limit: a frozen subscriber fills only its own queue.
 memory_limit 268435456
 
-# A node that ends without a goodbye is noticed after one and a half times its keep-alive.
+# A node that ends without disconnecting is noticed after one and a half times its keep-alive.
 max_keepalive 120
 """
 
 
 def make_mosquitto_files(cluster: ClusterDirectory, directory: Path, hosts: Sequence[str], now: datetime) -> datetime:
-    """Make ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → the end of the
-    certificate's validity. hosts: names and addresses by which nodes reach the broker. Raises BadRequest, and leaves
-    nothing then."""
+    """Create ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → the end of the
+    certificate's validity. hosts: names and addresses by which nodes reach the broker. Raises BadRequest and then leaves
+    no files."""
     for host in hosts:
         if not _is_host(host):
             raise BadRequest(f"{host[:100]!r} is not a host name or address", hint="--host broker.lab")

@@ -1,7 +1,7 @@
 """X.509 certificates of a cluster: its own CA, the nodes, and MQTT brokers.
 
-All keys are Ed25519. A node's certificate names the node in the only entry (DNS) of its subjectAltName; nothing else of it is
-used. Certificates are valid from a day before they are made, so that clocks may differ by that much.
+All keys are Ed25519. A node's certificate names the node in the only entry (DNS) of its subjectAltName; its other names are not
+used. Certificates are valid from a day before their creation, so that clocks may differ by that much.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ UNREADABLE = (
     *(UnsupportedAlgorithm, InternalError, TypeError),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Exceptions of the library, beside ValueError, for malformed certificates, requests and keys."""
+"""Exceptions of the library, in addition to ValueError, for malformed certificates, requests and keys."""
 SKEW = timedelta(days=1)
 CA_LIFE = timedelta(days=3650)
 NODE_LIFE = timedelta(days=90)
 BROKER_LIFE = timedelta(days=730)
 BROKER_MARK = "peerload:broker"
-"""A name in the certificates of brokers, which no node's certificate has."""
+"""A name in every broker certificate and in no node certificate."""
 RENEWED_AT = 2 / 3
-"""Part of a certificate's life after which it is renewed."""
+"""Fraction of a certificate's lifetime after which it is renewed."""
 
 
 class KeyPair(NamedTuple):
-    """A certificate and its key as PEM; the key of a CA is empty on nodes that do not have it."""
+    """A certificate and its key as PEM; a CA's key is empty on nodes without it."""
 
     certificate: bytes
     key: bytes
@@ -55,8 +55,8 @@ class KeyPair(NamedTuple):
 
 
 class CertificateInfo(NamedTuple):
-    """Content of a certificate. name: the node (of a CA: the cluster's id); fingerprint: its SHA-256; key: SHA-256 of its
-    public key."""
+    """Content of a certificate. name: the node (for a CA: the cluster's id); fingerprint: SHA-256 of the certificate; key: SHA-256 of
+    its public key."""
 
     name: str
     valid_from: datetime
@@ -104,7 +104,7 @@ def certify(authority: KeyPair, node: str, key: Ed25519PublicKey, now: datetime,
     ca_key = private_key(authority.key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
     until = now + life
-    if ca.not_valid_after_utc > now:  # else it is a local cluster, which checks no dates
+    if ca.not_valid_after_utc > now:  # a local cluster, which checks no dates, may have an expired CA
         until = min(until, ca.not_valid_after_utc)
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     builder = (
@@ -144,7 +144,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _of_pem(certificate: bytes) -> x509.Certificate:
-    """Parse a certificate (PEM). Raises ValueError, whatever the bytes are."""
+    """Parse a certificate (PEM). Raises ValueError, and nothing else, for any malformed bytes."""
     try:
         return x509.load_pem_x509_certificate(certificate)
     except UNREADABLE as error:
@@ -152,7 +152,7 @@ def _of_pem(certificate: bytes) -> x509.Certificate:
 
 
 def _of_der(certificate: bytes) -> x509.Certificate:
-    """Parse a certificate (DER). Raises ValueError, whatever the bytes are."""
+    """Parse a certificate (DER). Raises ValueError, and nothing else, for any malformed bytes."""
     try:
         return x509.load_der_x509_certificate(certificate)
     except UNREADABLE as error:
@@ -167,8 +167,8 @@ def request(key: bytes, node: str) -> bytes:
 
 
 def requested_key(csr: bytes) -> Ed25519PublicKey:
-    """The key of a certificate request, whose signature is checked; nothing else of the request is used. Raises ValueError,
-    whatever the bytes are."""
+    """The key of a certificate request, after a check of its signature; the rest of the request is ignored. Raises only ValueError,
+    for any bytes."""
     try:
         found = x509.load_der_x509_csr(csr)
         key = found.public_key()
@@ -204,7 +204,7 @@ def der_of(certificate: bytes) -> bytes:
 
 
 def ca_info(authority: KeyPair) -> CertificateInfo:
-    """Content of a CA's certificate. Raises ValueError if it is not of a cluster, or the key is of another certificate."""
+    """Content of a CA's certificate. Raises ValueError if it is not a cluster's CA, or the key does not match."""
     ca = _of_pem(authority.certificate)
     ids = ca.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
     if len(ids) != 1 or (authority.key and private_key(authority.key).public_key() != _public_key(ca)):
@@ -230,7 +230,7 @@ def verified_info(authority: KeyPair, certificate: bytes) -> CertificateInfo:
 
 
 def proven_info(certificate: bytes) -> CertificateInfo:
-    """Content of a node's certificate (DER) that TLS has verified. Raises ValueError if it is not of a node."""
+    """Content of a node's certificate (DER) that TLS has verified. Raises ValueError if it is not a node certificate."""
     return _facts(_of_der(certificate))
 
 
@@ -265,7 +265,7 @@ def private_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def private_key_pem(pem: bytes) -> bytes:
-    """The private key (PEM) of a file that may have a certificate, too. Raises ValueError."""
+    """The private key (PEM) in a file that may also contain a certificate. Raises ValueError."""
     return _key_pem(private_key(pem))
 
 

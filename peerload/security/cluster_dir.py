@@ -1,8 +1,8 @@
-"""Cluster directory: the keys and certificates that make a node a member of a cluster. It is read, verified and made here.
+"""Cluster directory: the keys and certificates that make a node a member of a cluster. This module reads, verifies and creates it.
 
-It has the certificate of the cluster's CA, the seal key of gossip and MQTT, and the cluster's name and id, in files that
-only their owner can read; and on nodes that let others in, the CA's key. An agent without a configured directory uses a
-local one of its user on this machine, and connects to no other machine with it (rule J6).
+It contains the certificate of the cluster's CA, the seal key of gossip and MQTT, and the cluster's name and id, in files that
+only their owner can read; on nodes that admit others, also the CA's key. An agent without a configured directory uses a
+local directory of its user on this machine, and connects to no other machine with it (rule J6).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class ClusterDirectory(NamedTuple):
-    """Content of a cluster directory. ``is_local``: the cluster never leaves this machine. ``fingerprint``: of the CA's
-    certificate. ``authority``: the CA; its key is empty if this node cannot make certificates."""
+    """Content of a cluster directory. ``is_local``: the cluster exists only on this machine. ``fingerprint``: of the CA's
+    certificate. ``authority``: the CA; its key is empty if this node cannot issue certificates."""
 
     directory: Path
     name: str
@@ -51,7 +51,7 @@ class ClusterDirectory(NamedTuple):
 
     @property
     def is_issuer(self) -> bool:
-        """True if this node has the CA's key, and can make certificates."""
+        """True if this node has the CA's key and can issue certificates."""
         return bool(self.authority.key)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class ClusterDirectory(NamedTuple):
 
 
 def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
-    """The cluster of an agent: the configured directory, else that of this user, else that of the system if this user owns
+    """The cluster of an agent: the configured directory, else this user's directory, else the system's if this user owns
     it, else the local one. Raises ConfigError."""
     if named:
         directory = Path(named).expanduser()
@@ -78,7 +78,7 @@ def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
 
 
 def make(directory: Path, name: str) -> ClusterDirectory:
-    """Make a new cluster in a directory that does not exist yet. Raises BadRequest, and leaves nothing then."""
+    """Create a cluster in a directory that does not exist yet. Raises BadRequest and then leaves no files."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
             f"{name!r} cannot be a cluster's name", why="only a-z, 0-9 and -, at most 40", hint="--name lab"
@@ -95,8 +95,8 @@ def make(directory: Path, name: str) -> ClusterDirectory:
 
 
 def install(directory: Path, name: str, cluster_id: str, authority: KeyPair, key: bytes) -> ClusterDirectory:
-    """Make the directory of a cluster that this node has joined. If it exists for the same cluster, the CA's key is added
-    if given. Raises BadRequest or ConfigError, and changes nothing then."""
+    """Create the directory of a cluster that this node has joined. If it exists for the same cluster, only add the CA's key,
+    if given. Raises BadRequest or ConfigError and then changes nothing."""
     if os.path.lexists(directory):
         found = read(directory)
         if found.authority.certificate != authority.certificate:
@@ -107,7 +107,7 @@ def install(directory: Path, name: str, cluster_id: str, authority: KeyPair, key
             )
         if authority.key and not found.is_issuer:
             try:
-                write_private(directory / CA_KEY, authority.key)  # atomic: a partial file would be damage
+                write_private(directory / CA_KEY, authority.key)  # atomic, since a partial key would be fatal
             except OSError as error:
                 raise _unusable(directory, str(error.strerror)) from None
         return read(directory)
@@ -130,7 +130,7 @@ def _make_directory(directory: Path, name: str, cluster_id: str, authority: KeyP
 
 
 def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
-    """Read a cluster directory, and check owner, modes, links, and that its files belong together. Raises ConfigError."""
+    """Read a cluster directory, and check owner, modes, links, and the consistency of its files. Raises ConfigError."""
     files = _read_files(directory)
     try:
         facts = tomllib.loads(files[FACTS].decode())
@@ -144,7 +144,7 @@ def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
         raise _unusable(directory, f"it has format {kind!r}", "it was made by a newer peerload: upgrade this one")
     if certified.name != cluster_id or len(key) != KEY_BYTES or not _NAME.fullmatch(name):
         raise _unusable(directory, "its files do not match each other", _COPY_ANEW)
-    if not is_local:  # all its nodes share one clock, which may be wrong
+    if not is_local:  # the nodes of a local cluster share one clock, which may be wrong
         _check_clock(directory, certified)
     return ClusterDirectory(
         directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local
@@ -167,12 +167,12 @@ def is_ours(path: Path) -> bool:
 
 
 def _local(directory: Path) -> ClusterDirectory:
-    """The local cluster of this user; the first agent makes it."""
+    """The local cluster of this user, which its first agent creates."""
     if not os.path.lexists(directory):
         try:
             make(directory, LOCAL_NAME)
         except BadRequest as error:
-            if not os.path.lexists(directory):  # else another agent has made it meanwhile
+            if not os.path.lexists(directory):  # otherwise another agent has just created it
                 hint = "set HOME, or XDG_STATE_HOME, to a directory of yours"
                 raise ConfigError("cluster", error.what, why=error.why, hint=hint) from None
     return read(directory, is_local=True)
@@ -223,7 +223,7 @@ def _read_files(directory: Path) -> dict[str, bytes]:
 def _read_file(directory: Path, name: str, handle: int) -> bytes:
     path = directory / name
     try:
-        # O_NONBLOCK: the path may be a pipe, which nobody writes to.
+        # O_NONBLOCK: the path may be a pipe without a writer.
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
     except FileNotFoundError:
         raise _unusable(path, "it does not exist", _COPY_ANEW) from None
@@ -241,7 +241,7 @@ def _read_file(directory: Path, name: str, handle: int) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) -> None:
-    """Check that only the owner can read and change a path: its content is trusted, and its reader is a member."""
+    """Check that only the owner can read and change a path: its content is trusted, and any reader could act as a member."""
     if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
         raise _unusable(path, "it is not a directory" if is_directory else "it is not a regular file")
     if status.st_uid != os.getuid():

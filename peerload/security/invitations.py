@@ -1,12 +1,12 @@
 """Invitations: the open ones of this node, in STATE/invites, and the client that joins a cluster by one.
 
-The file has no secret: only the public half of the key that is derived from a token's secret. A use is written before it is
-answered. A newcomer may repeat its use, with the same key and name, until the invitation expires: an answer that was lost
-locks nobody out. Once a node that has used an invitation is revoked, the invitation is closed for everybody: that node knows it.
+The file contains no secret, only the public key that is derived from a token's secret. A use is stored before it is
+answered. A newcomer may repeat its use, with the same key and name, until the invitation expires, so that a lost answer
+does not lock it out. When a node that has used an invitation is revoked, the invitation is closed, since that node knows its secret.
 
-The client runs in the `peerload join` command. The cluster is verified by the hash of its CA in the token before anything secret is
-sent. The proof of the invitation is sent over a second connection, which only a member of that cluster can accept, and it is
-valid for that connection only. The node's key never leaves this machine.
+The client runs in the `peerload join` command. It verifies the cluster by the hash of its CA in the token before it sends any
+secret. The proof of the invitation is sent over a second connection, which only a member of that cluster can accept, and is
+valid only for that connection. The node's key never leaves this machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INVITES_MAX = 100
 USES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 CLOCK_BACK_S_MAX = 60.0
-"""An invitation made this much later than now shows that the clock was set back: it counts as expired."""
+"""An invitation dated further than this in the future shows that the clock was set back. It counts as expired."""
 
 _log = logging.getLogger("peerload.join")
 
@@ -55,12 +55,12 @@ class Objection(Protocol):
     """Objection to a name; see `Invitations.redeem`."""
 
     def __call__(self, node: str, at: float, /, *, is_meant: bool) -> str:
-        """Reason why no newcomer may have this name; empty if one may."""
+        """Reason why a newcomer may not have this name; empty if it may."""
 
 
 class InvitationUse(msgspec.Struct, frozen=True):
     """An admitted newcomer: its name, the SHA-256 of its key, the time (Unix s), and the date of its certificate (Unix s), which
-    is later if that name was revoked before."""
+    is later than the time if the name was revoked before."""
 
     node: str
     key: str
@@ -69,8 +69,8 @@ class InvitationUse(msgspec.Struct, frozen=True):
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """key: the public key derived from the token's secret; uses: how many are left; node: the only name it is for, "" for
-    any; issuer: newcomers get the CA's key, too."""
+    """An open invitation. key: the public key derived from the token's secret; uses: remaining number; node: the only allowed name,
+    "" for any; issuer: newcomers also receive the CA's key."""
 
     id: bytes
     key: bytes
@@ -86,8 +86,8 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class InvitationRefused(Exception):
-    """A newcomer is refused. ``code`` as in `JoinRefused`; ``why`` is for this node's events, ``what`` for the newcomer,
-    which gets details only after it has proven that it is invited."""
+    """A newcomer is refused. ``code``: as in `JoinRefused`; ``why``: for this node's events; ``what``: for the newcomer,
+    which receives details only after it has proven its invitation."""
 
     def __init__(self, code: str, why: str, what: str = "") -> None:
         super().__init__(why)
@@ -97,7 +97,7 @@ class InvitationRefused(Exception):
 
 
 class Invitations:
-    """The invitations in the file ``path``. trust: knows the revocations. Raises ConfigError if the file cannot be read."""
+    """The invitations in the file ``path``. trust: store of revocations. Raises ConfigError if the file cannot be read."""
 
     def __init__(self, path: Path, trust: TrustStore) -> None:
         self._path = path
@@ -134,11 +134,11 @@ class Invitations:
     def redeem(
         self, request: join.JoinRequest, certificate: bytes, nonce: bytes, now: float, objection: Objection
     ) -> tuple[Invitation, Ed25519PublicKey]:
-        """Use an invitation → (the invitation, the key to certify), once the use is written.
+        """Use an invitation → (the invitation, the key to certify), after the use is stored.
 
-        certificate, nonce: what this node has sent over this connection. objection(name, at, is_meant): why no newcomer may
-        have this name, "" if one may; at: when one last got it (Unix s), 0 if not known; is_meant: the invitation is for
-        this name only. Raises InvitationRefused; OSError if the use cannot be written (then it does not count).
+        certificate, nonce: sent by this node over this connection. objection(name, at, is_meant): reason why a newcomer may not
+        have this name, "" if it may; at: when a newcomer last got it (Unix s), 0 if not known; is_meant: the invitation is for
+        this name only. Raises InvitationRefused; OSError if the use cannot be stored (then it does not count).
         """
         invite = self._invites.get(request.token)
         known = Ed25519PublicKey.from_public_bytes(invite.key) if invite is not None else self._nobody
@@ -170,7 +170,7 @@ class Invitations:
         uses = (one.at for other in self._invites.values() for one in other.used if one.node == request.node)
         if why_not := objection(request.node, max(uses, default=0.0), is_meant=bool(invite.node)):
             raise InvitationRefused(
-                "name", f"{request.node}: {why_not}", f"the name {request.node} cannot be given: {why_not}"
+                "name", f"{request.node}: {why_not}", f"the name {request.node} cannot be used: {why_not}"
             )
         self._save(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
         return invite, key
@@ -197,8 +197,8 @@ _NEW = "a new token, on a machine of the cluster:  peerload invite"
 
 
 class Admission(NamedTuple):
-    """Result of joining. host: this machine's address on the link to the member; address: that member's; key: this node's
-    (PEM); ca: the cluster's certificate (PEM)."""
+    """Result of joining. host: this machine's address on the link to the member; address: the member's address; key: this node's
+    key (PEM); ca: the cluster's certificate (PEM)."""
 
     welcome: JoinWelcome
     key: bytes
@@ -216,7 +216,7 @@ def start_with(setting: str, value: str, *, is_system: bool) -> str:
 
 
 def join_cluster(token: Token, node: str, state: Path, *, is_system: bool = False) -> Admission:
-    """Join with this name; the key is kept in STATE meanwhile. is_system: for the agent of all users. Raises
+    """Join with this name. The key is stored in STATE first. is_system: for the agent of all users. Raises
     PeerloadError."""
     key = _key(state / JOINED_FILE)
     failures: list[str] = []
@@ -229,8 +229,8 @@ def join_cluster(token: Token, node: str, state: Path, *, is_system: bool = Fals
 
 
 def _key(path: Path) -> bytes:
-    """Key of this node: that of an interrupted join, else a new one, which is written before its use, so that a node whose
-    answer was lost can join again."""
+    """Key of this node: the key of an interrupted join, else a new one. It is stored before its use, so that a node can
+    join again after a lost answer."""
     try:
         found = certificates.private_key_pem(path.read_bytes())
     except FileNotFoundError:
@@ -272,7 +272,7 @@ def _ask_at(address: str, token: Token, node: str, key: bytes, *, is_system: boo
 
 
 def _check(welcome: JoinWelcome, ca: bytes, node: str, key: bytes) -> None:
-    """Check that the certificate is of this cluster, for this node and this key. Raises PeerloadError."""
+    """Check that the certificate is from this cluster, for this node and this key. Raises PeerloadError."""
     try:
         facts = certificates.verified_info(certificates.KeyPair(ca, welcome.ca_key), welcome.certificate)
         named = certificates.ca_info(certificates.KeyPair(ca, welcome.ca_key))
@@ -289,7 +289,7 @@ def _check(welcome: JoinWelcome, ca: bytes, node: str, key: bytes) -> None:
 
 
 def _unproven() -> ssl.SSLContext:
-    """TLS without verification, for the first question: nothing on such a connection is secret or trusted."""
+    """TLS without verification, for the first request: data on such a connection is neither secret nor trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

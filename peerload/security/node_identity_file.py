@@ -1,4 +1,4 @@
-"""Node identity file, STATE/joined.toml: cluster, name and addresses with which this node joined, for its next start.
+"""Node identity file, STATE/joined.toml: the cluster, name and addresses from this node's join, for its next start.
 
 `peerload join` and the first `peerload invite` write it. Its values are settings with the lowest precedence: a flag, a
 variable or a configuration file overrides them, and all are ignored if the directory of another cluster is configured.

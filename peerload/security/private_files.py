@@ -32,8 +32,8 @@ def directory_in(state: Path, name: str) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """The state directory, made with mode 0700 if absent. Raises ConfigError if it is a link, belongs to another user or
-    is writable by others: what lies there is executed and trusted."""
+    """The state directory, created with mode 0700 if absent. Raises ConfigError if it is a link, belongs to another user or
+    is writable by others: its files are executed and trusted."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
@@ -60,7 +60,7 @@ def write_private(path: Path, data: bytes, *, is_durable: bool = True) -> None:
 
 
 def make_directory(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Make a directory with these files, all with private modes; it appears complete or not at all. Raises OSError."""
+    """Create a directory with these files, all with private modes, atomically. Raises OSError."""
     part = tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent)  # with mode 0700
     try:
         for name, data in contents.items():
@@ -69,7 +69,7 @@ def make_directory(path: Path, contents: Mapping[str, bytes]) -> None:
         Path(part).rename(path)
         sync(path.parent)
     finally:
-        shutil.rmtree(part, ignore_errors=True)  # gone after a success
+        shutil.rmtree(part, ignore_errors=True)  # already renamed after a success
 
 
 def _write_new(path: Path, data: bytes, *, is_durable: bool = True) -> None:

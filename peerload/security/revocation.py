@@ -1,8 +1,8 @@
 """Revocations and seal keys: the signed statements of the cluster's CA, kept in STATE/trust, and the keyring of this node.
 
-Each statement is signed by the CA and complete in itself. So any member may pass it on, and none can forge, change or undo
-one: the set only grows, until a statement is obsolete. The encoding of statement and signature is not signed, but has to be
-canonical: otherwise one statement could be turned into many."""
+Each statement is signed by the CA and self-contained. So any member may forward it, and none can forge, change or undo
+it: the set only grows, except for obsolete statements. The encoding of statement and signature is not signed, but must be
+canonical: otherwise one statement could be encoded in many ways."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 REVOCATIONS_MAX = SIGNED_MAX - 4
 KEYS_KEPT_MAX = 2
-"""Seal keys that are kept, beside the first one in the cluster directory."""
+"""Maximum number of stored seal keys, besides the first one in the cluster directory."""
 FILE_BYTES_MAX = 1 << 20
 SPREAD_S = 5.0
-"""Delay before a new key seals; it opens at once. By then all reachable members have it."""
+"""Delay before a new key is used for sealing; it opens messages immediately. After the delay all reachable members have it."""
 FRESH_S = 60.0
-"""A key older than this seals at once."""
+"""A key older than this is used for sealing immediately."""
 OVERLAP_S = 3600.0
-"""Time for which the key before a new one still opens."""
+"""Time for which the previous key still opens messages."""
 OVERLAP_REVOKED_S = 30.0
-"""Time for which it still opens if the key is changed because a node that has it was revoked."""
+"""The same time if the key was changed because a node was revoked."""
 CLOCKS_S = 3600.0
-"""Tolerated difference of the clocks of nodes with the CA's key, and delay of a revocation between them: a revocation covers
-certificates made within this time after it."""
+"""Tolerance for clock differences between nodes with the CA's key and for the delay of a revocation between them: a revocation
+covers certificates issued up to this time after it."""
 READMIT_S = 1.0
-"""The certificate of a node that is admitted again is dated this long after the covered time."""
+"""A node that is admitted again gets a certificate dated this long after the time covered by its revocation."""
 CLOCK_BACK_S_MAX = 60.0
-"""Tolerance for the time at which a key was received: if it is further in the future, the clock was set back, and the
-key counts as received long ago. A smaller difference only makes the previous key last longer."""
+"""Tolerance for the receipt time of a key. If it is further in the future, the clock was set back, and the
+key counts as received long ago. A smaller difference only extends the life of the previous key."""
 ENDS_AFTER_S = 2 * (certificates.NODE_LIFE + certificates.SKEW).total_seconds()
 """A revocation older than this is dropped: every certificate that it covers has expired."""
 FINGERPRINTS_MAX = 8
@@ -64,7 +64,7 @@ Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked", array_like=True):
-    """Revocation of a node: of its certificates made until ``at`` (Unix s), and of those with any of these keys (SHA-256)."""
+    """Revocation of a node: of its certificates issued until ``at`` (Unix s), and of certificates with any of these keys (SHA-256)."""
 
     cluster: str
     node: NodeName
@@ -73,7 +73,7 @@ class Revoked(msgspec.Struct, frozen=True, tag="revoked", array_like=True):
 
 
 class SealKey(msgspec.Struct, frozen=True, tag="seal", array_like=True):
-    """A new seal key; the one before opens for overlap_s more. The greatest number is in force."""
+    """A new seal key; the previous key opens messages for overlap_s more. The key with the highest number is current."""
 
     cluster: str
     number: Annotated[int, Meta(ge=1, le=1 << 40)]
@@ -99,7 +99,7 @@ _file = msgspec.msgpack.Decoder(tuple[tuple[bytes, float], ...])
 
 
 class TrustStore:
-    """The statements that one agent knows. ``path``: of its file. Raises ConfigError if that cannot be read."""
+    """Store of the statements of one agent. ``path``: its file. Raises ConfigError if the file cannot be read."""
 
     def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
         self._cluster = cluster
@@ -119,7 +119,7 @@ class TrustStore:
             kept = ()
         for raw, at in kept:
             statement = self._verified(raw)
-            if statement is not None:  # else it is of another cluster, of which this node was before
+            if statement is not None:  # otherwise it is from another cluster that this node belonged to before
                 self._known[raw] = (statement, at)
 
     def read(self) -> TrustStore:
@@ -130,12 +130,12 @@ class TrustStore:
 
     @property
     def signed(self) -> tuple[bytes, ...]:
-        """All statements, as they are passed on."""
+        """All signed statements, for forwarding."""
         return tuple(sorted(self._known))
 
     @property
     def signed_revocations(self) -> tuple[bytes, ...]:
-        """The revocations, the newest first, as they are passed on."""
+        """The signed revocations, the newest first, for forwarding."""
         found = [(statement.at, raw) for raw, (statement, _) in self._known.items() if isinstance(statement, Revoked)]
         return tuple(raw for _, raw in sorted(found, reverse=True))
 
@@ -156,7 +156,7 @@ class TrustStore:
         return self._covering(facts.name, facts.key, facts.issued_at.timestamp())
 
     def covers(self, node: str, key: str, issued_at: float) -> bool:
-        """True if a certificate for this name and key (SHA-256), made then (Unix s), is revoked."""
+        """True if a certificate for this name and key (SHA-256), issued at ``issued_at`` (Unix s), is revoked."""
         return bool(self._covering(node, key, issued_at))
 
     def _covering(self, node: str, key: str, issued_at: float) -> bytes:
@@ -172,7 +172,7 @@ class TrustStore:
         return any(statement.node == node for statement in self.revocations)
 
     def admit(self, node: str, boot: str) -> None:
-        """Note that this start of a node has proven, over a link, a certificate that counts."""
+        """Record that this start of a node has proven, over a link, a certificate that is not revoked."""
         if self.was_revoked(node):
             self._admitted[node] = boot
 
@@ -181,12 +181,12 @@ class TrustStore:
         self._admitted.pop(node, None)
 
     def admits(self, node: str, boot: str) -> bool:
-        """True if datagrams and broker messages of this start of a node count. A seal proves only that a member has sent
-        them: of a name that was revoked they count after `admit` alone."""
+        """True if datagrams and broker messages of this start of a node are accepted. A seal proves only that a member has
+        sent them, so for a name that was revoked they are accepted only after `admit`."""
         return not self.was_revoked(node) or self._admitted.get(node) == boot
 
     def is_out(self, node: str) -> bool:
-        """True if the name was revoked, and no start of it was admitted since."""
+        """True if the name was revoked and no start of it has been admitted since."""
         return self.was_revoked(node) and node not in self._admitted
 
     def revoked_at(self, node: str) -> float:
@@ -200,12 +200,12 @@ class TrustStore:
         )
 
     def certified_at(self, node: str, now: datetime) -> datetime:
-        """The date of a new certificate for this name: now, or after the time that a revocation covers."""
+        """The date of a new certificate for this name: now, or later if a revocation covers now."""
         covered = self._covered(node)
         return max(now, datetime.fromtimestamp(covered + READMIT_S, UTC)) if covered else now
 
     def _covered(self, node: str) -> float:
-        """Date until which certificates of this name are revoked (Unix s); 0: none is."""
+        """Date until which certificates of this name are revoked (Unix s); 0: not revoked."""
         return max((statement.at for statement in self.revocations if statement.node == node), default=0.0)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class TrustStore:
         return sorted(found, key=lambda one: (one[0].number, one[0].key), reverse=True)
 
     def keys(self, now: float) -> tuple[bytes, ...]:
-        """The keys that open; the first one seals."""
+        """The keys that open messages; the first one is used for sealing."""
         seals = self._seals()
         if not seals:
             return (self._cluster.key,)
@@ -245,13 +245,13 @@ class TrustStore:
 
     @property
     def newest(self) -> SealKey | None:
-        """The statement with the newest seal key; None: the key of the cluster directory is in force."""
+        """The statement with the newest seal key; None: the key of the cluster directory is current."""
         seals = self._seals()
         return seals[0][0] if seals else None
 
     @property
     def number(self) -> int:
-        """Number of the newest seal key; 0: that of the cluster directory."""
+        """Number of the newest seal key; 0: the key of the cluster directory."""
         return 0 if self.newest is None else self.newest.number
 
     # -- new statements ------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class TrustStore:
         if sum(now - statement.at < ENDS_AFTER_S for statement in self.revocations) >= REVOCATIONS_MAX:
             why = f"at most {REVOCATIONS_MAX} within {ENDS_AFTER_S / 86_400:.0f} days"
             raise BadRequest("too many were revoked", why=why, hint="make a new cluster:  peerload cluster init DIR")
-        at = max(now + CLOCKS_S, self._covered(node) + READMIT_S)  # also who was let in anew since
+        at = max(now + CLOCKS_S, self._covered(node) + READMIT_S)  # covers a node that was admitted again since
         made = [self._sign(Revoked(self._cluster.id, node, at, tuple(keys)[:FINGERPRINTS_MAX]))]
         if key:
             made.append(self._sign(SealKey(self._cluster.id, self.number + 1, key, now, OVERLAP_REVOKED_S)))
@@ -281,8 +281,8 @@ class TrustStore:
         return msgspec.msgpack.encode(_Signed(body, signature))
 
     def take(self, signed: Iterable[bytes], now: float) -> list[tuple[bytes, Statement]]:
-        """Add statements → those that are new, once they are written. Raises BadRequest if any is not signed by the CA
-        (none is added then); OSError if they cannot be written."""
+        """Add statements → the new ones, after they are stored. Raises BadRequest if any is not signed by the CA
+        (then none is added); OSError if they cannot be stored."""
         found: dict[bytes, tuple[Statement, float]] = {}
         for raw in signed:
             if raw in self._known:
@@ -301,7 +301,7 @@ class TrustStore:
     @staticmethod
     def _worth_keeping(known: dict[bytes, tuple[Statement, float]], now: float) -> dict[bytes, tuple[Statement, float]]:
         """Drop revocations of certificates that have all expired, and keys that were replaced twice. Both this clock and
-        that of the newest statement have to agree: a clock that is ahead for a moment must not drop a revocation."""
+        the newest statement must show the expiry, so that a clock that is briefly ahead drops no revocation."""
         now = min(now, max((statement.at for statement, _ in known.values()), default=now))
         keys = [(statement.number, statement.key) for statement, _ in known.values() if isinstance(statement, SealKey)]
         newest = set(sorted(keys, reverse=True)[:KEYS_KEPT_MAX])
@@ -329,7 +329,7 @@ class TrustStore:
 
 
 def save(path: Path, signed: Iterable[bytes]) -> None:
-    """Write the statements that a newcomer was given, for the first start of its agent; they count as received long ago.
+    """Store the statements that a newcomer received, for the first start of its agent; they count as received long ago.
     Raises OSError."""
     write_private(path, msgspec.msgpack.encode(tuple((raw, 0.0) for raw in signed)))
 
@@ -338,7 +338,7 @@ TIMER_S_MAX = 86_400.0
 
 
 class Keyring:
-    """The sealers of one node. ``trust`` knows the keys."""
+    """Keys for the sealers of one node. ``trust``: store of the keys."""
 
     def __init__(self, trust: TrustStore) -> None:
         self.trust = trust
@@ -346,13 +346,13 @@ class Keyring:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, sealer: Sealer) -> Sealer:
-        """Have a sealer use the keys in force from now on."""
+        """Register a sealer, which uses the current keys from now on."""
         self._sealers.append(sealer)
         sealer.use(self.trust.keys(time.time()))
         return sealer
 
     def refresh(self) -> None:
-        """Use the keys in force, and plan their next change."""
+        """Give all sealers the current keys, and schedule the next change."""
         now = time.time()
         for sealer in self._sealers:
             sealer.use(self.trust.keys(now))

@@ -1,7 +1,7 @@
 """TLS of the links of one node: version 1.3, mutual, with certificates of the cluster's CA only (rules J3, S10).
 
-Each node makes its own key and has its certificate in STATE/tls. The certificate is renewed after two thirds of its life:
-by the node itself if it has the CA's key, else by one that has (agent/joining.py).
+Each node generates its own key and stores its certificate in STATE/tls. The certificate is renewed after two thirds of its
+lifetime: by the node itself if it has the CA's key, else by a node that has it (agent/joining.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PROTOCOL = "peerload/1"
 """ALPN protocol of the links."""
 FILE_BYTES_MAX = 64 << 10
 NO_DATES = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not define. Agents of one machine share its clock: they
-stay linked when it is set."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not define. Agents of one machine share its clock, and must
+stay connected when the clock is changed."""
 FILE = "node.pem"
 """This node's key and certificate, in STATE/tls."""
 JOINED_FILE = "joining.pem"
-"""The file with them in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
+"""The same in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
 CHECK_EVERY_S_MAX = 3600.0
-"""Longest interval of the checks whether the certificate is due …"""
+"""Longest interval between checks whether the certificate needs renewal …"""
 CHECKS_PER_LIFE = 12
-"""… and checks within the life of a short one."""
+"""… and minimum number of checks within the lifetime of a short-lived one."""
 
 _log = logging.getLogger("peerload.peer")
 
@@ -66,8 +66,8 @@ HANDSHAKE_FAILED = "the TLS handshake failed"
 
 
 class Credentials:
-    """Key and certificate of this node, and the TLS contexts of both ends (``server``, ``client``). A new certificate goes
-    into both contexts; existing links are not affected. ``trust`` knows which certificates were revoked.
+    """Key and certificate of this node, and the TLS contexts of both ends (``server``, ``client``). A new certificate is loaded
+    into both contexts; existing links are not affected. ``trust``: store of revocations.
 
     Raises ConfigError if the directory cannot be used, or this node has no certificate and cannot make one.
     """
@@ -96,7 +96,7 @@ class Credentials:
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, cluster)
         self.facts: CertificateInfo | None = None
         self.was_of_other_cluster = False
-        """True if the old certificate was of another cluster, or damaged."""
+        """True if the old certificate was from another cluster, or damaged."""
         self.renew_if_due()
 
     def __repr__(self) -> str:
@@ -134,8 +134,8 @@ class Credentials:
         return not self.cluster.is_local and self.facts is not None and now >= self.facts.valid_until
 
     def renew_if_due(self, now: datetime | None = None) -> bool:
-        """Make a new key and certificate if there is none for this node and CA, or if two thirds of its life are over.
-        Returns whether they were made. Raises ConfigError. Without the CA's key the existing certificate of this node is
+        """Create a key and certificate if there is none for this node and CA, or after two thirds of its lifetime
+        → True if they were created. Raises ConfigError. Without the CA's key the existing certificate of this node is
         used."""
         now = now or datetime.now(UTC)
         kept = self.facts or self._from_join() or self._on_disk()
@@ -162,12 +162,12 @@ class Credentials:
         self.life = timedelta(seconds=life_s)
 
     def read_again(self) -> bool:
-        """Use the certificate that is in the directory now. Returns whether it is another one. Raises ConfigError, and
+        """Use the certificate that is in the directory now → True if it has changed. Raises ConfigError, and
         keeps the old one, if it is not for this node and cluster."""
         found = self._from_join() or self._on_disk()
         if found is None or found.name != self.node:
             why = "it is missing, damaged, or of another cluster or node"
-            raise ConfigError("state", f"{self._path} cannot be used", why=why, hint="put back the one that was there")
+            raise ConfigError("state", f"{self._path} cannot be used", why=why, hint="restore the previous file")
         if found == self.facts:
             return False
         try:
@@ -192,8 +192,8 @@ class Credentials:
         )
 
     def install(self, certificate: bytes) -> None:
-        """Use a certificate (PEM) that another node has made. Raises ValueError if it is not for this cluster, node and key,
-        or not valid now; ConfigError if it cannot be written."""
+        """Use a certificate (PEM) issued by another node. Raises ValueError if it is not for this cluster, node and key,
+        or not valid now; ConfigError if it cannot be stored."""
         found = certificates.verified_info(self.cluster.authority, certificate)
         if self.facts is None or (found.name, found.key) != (self.facts.name, self.facts.key):
             raise ValueError("a certificate for another node or key")
@@ -219,7 +219,7 @@ class Credentials:
         return kept.name == self.node and kept.valid_from <= now < due_at
 
     def _from_join(self) -> CertificateInfo | None:
-        """The certificate that `peerload join` has left since the last start, if there is one: it replaces the old one."""
+        """The certificate stored by `peerload join` since the last start, if any, which replaces the old one."""
         path = self._directory.parent / JOINED_FILE
         try:
             joined = path.read_bytes()
@@ -234,7 +234,7 @@ class Credentials:
         except OSError as error:
             raise ConfigError("state", f"{path} cannot be used", why=str(error.strerror)) from None
         except ValueError:
-            return None  # of another cluster, or a join that is not complete
+            return None  # from another cluster, or from an incomplete join
         return found
 
     def _on_disk(self) -> CertificateInfo | None:
@@ -269,7 +269,7 @@ def _context(protocol: int, cluster: ClusterDirectory) -> ssl.SSLContext:
 
 
 def asks_to_join(transport: asyncio.BaseTransport) -> bool:
-    """True if the client asks to join (ALPN); it has shown no certificate."""
+    """True if the client requests to join (ALPN), without a certificate."""
     session = transport.get_extra_info("ssl_object")
     return session is not None and session.selected_alpn_protocol() == JOIN_PROTOCOL
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import the interface when it is asked for: other parts of the package are imported without it."""
+    """Import the interface on access, so that other parts of the package can be imported without it."""
     if name not in __all__:
         raise AttributeError(f"module 'peerload.sim' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 -- as above

@@ -56,9 +56,9 @@ def run(
     tasks: int | None = None,
     **others: Any,  # noqa: ANN401 -- of any field
 ) -> Table:
-    """Simulate presets, by name or path, at loads → a row each: what was asked, and every metric with half of its 95 %
+    """Simulate presets, by name or path, at loads → a row for each: the parameters, and every metric with half of its 95 %
     interval. ``others``: fields of `Scenario`, such as ``changes=(("threshold", 2),)`` or ``speeds``; ``service`` may be a text.
-    Equal seeds give equal tasks to all policies. Raises ConfigError."""
+    With equal seeds all policies get the same tasks. Raises ConfigError."""
     if replications < 1:
         raise ConfigError("replications", f"{replications} is out of range", why="allowed: 1 or more")
     if isinstance(others.get("service"), str):

@@ -1,7 +1,7 @@
-"""Energy simulator: the real core of every node on a model of machines that share cores and GPUs and take power.
+"""Energy simulator: the real core of every node on a model of machines with shared cores and GPUs and power consumption.
 
-Only physics is here: how fast tasks run side by side, what a machine takes, when an idle one is suspended and how long
-it wakes. Where a task goes and when it starts is decided by the core and the preset. Messages take no time.
+This module models only physics: the speed of concurrent tasks, the power of a machine, when an idle machine is suspended, and how
+long it takes to wake. The core and the preset decide where a task runs and when it starts. Messages take no time.
 
 Cases have the format ``energy-cases/1``: nodes with power curves, tasks, and runs of a preset.
 """
@@ -43,7 +43,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseNode(_Part, frozen=True):
-    """Node. cores 0: it only submits."""
+    """Node. cores 0: it only submits tasks."""
 
     name: Name
     cores: Count
@@ -60,7 +60,7 @@ class CaseNode(_Part, frozen=True):
     gpu_static_w: Watts = 0.0
 
     def curve(self, *, sleeps: bool) -> PowerCurve:
-        """Power curve; ``sleeps``: the node is suspended while idle, if the case gives its power then."""
+        """Power curve; ``sleeps``: the node is suspended while idle, if the case specifies its power in that state."""
         return PowerCurve(
             self.watts,
             self.cores,
@@ -110,7 +110,7 @@ class CaseRun(_Part, frozen=True):
 
 
 class Case(_Part, frozen=True):
-    """Case. until_s: where it ends, None = with its last task."""
+    """Case. until_s: its end, None = with its last task."""
 
     id: Name
     nodes: Annotated[tuple[CaseNode, ...], Meta(min_length=1, max_length=NODES_MAX)]
@@ -127,7 +127,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Task of a case, in the order in which they are listed. work_s: on a core of speed 1, None = endless."""
+    """Task of a case, in the order of the file. work_s: on a core of speed 1, None = endless."""
 
     node: str
     at_s: float
@@ -146,7 +146,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def read_cases(text: bytes, source: str) -> tuple[Case, ...]:
-    """Parse and check a file of cases. Raises ConfigError that names the case, the field and what is allowed."""
+    """Parse and check a file of cases. Raises ConfigError with the case, the field and the allowed values."""
     try:
         head = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -252,7 +252,7 @@ J_PER_WH, J_PER_KWH = 3600.0, 3.6e6
 SAME_INSTANT_S = 1e-9
 GPU_BYTES, TASK_BYTES = 80 << 30, 1 << 20
 STEPS_MAX = 1_000_000
-"""Bound on events at one instant; more would mean an endless loop."""
+"""Maximum number of events at one instant; more would mean an endless loop."""
 
 
 class _Running:
@@ -329,7 +329,7 @@ class _Machine:
         return one.gpu_left if one.in_kernels else one.left
 
     def ended(self) -> list[_Running]:
-        """Tasks that have done all their work; others go on to their kernels."""
+        """Tasks that have done all their work. Tasks with remaining kernels start these."""
         done = []
         for key, speed in list(self._speeds.items()):
             one = self.running[key]
@@ -447,7 +447,7 @@ class EnergyModel(QueueingModel):
             if is_idle and machine.next_s <= now_s + SAME_INSTANT_S and not self.nodes[name].ledger.load_tasks:
                 machine.is_asleep = True
                 machine.settle()
-                if not self.nodes[name].has_work:  # else it is still a home
+                if not self.nodes[name].has_work:  # otherwise it is still the home of tasks
                     self._now.append((name, events.MachineSleeping()))
         return bool(due)
 
@@ -486,7 +486,7 @@ class EnergyModel(QueueingModel):
             terms = SubmitOptions()
             if self._run.defer and job.slack_s is not None:
                 terms = SubmitOptions(start_by=EPOCH_S + job.at_s + job.slack_s)
-            if self.nodes[self._names[job.node]].state.is_asleep:  # who submits has woken its agent, not its cores
+            if self.nodes[self._names[job.node]].state.is_asleep:  # a submission wakes the agent, not the cores
                 self._handle(self._names[job.node], events.MachineWoke())
             token = f"t{numbers[first]}"
             request = numbers[first] + 1
@@ -513,7 +513,7 @@ class EnergyModel(QueueingModel):
             self._numbers[f"{task}.{index}" if members else task] = number
 
     def _changed(self, name: str, action: actions.TaskChanged) -> None:
-        """Do nothing: cases of energy are measured by starts and ends alone."""
+        """Do nothing: energy cases are measured only by starts and ends."""
 
     # -- results -------------------------------------------------------------------------------------------------------
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from peerload.sim.replication import Sample
 
 GREW_FACTOR, GREW_SHARE = 1.5, 0.002
-"""A system is unstable, or far from settled, if the unfinished tasks grow by this factor through the measured part,
-batch after batch, and by at least this share of the tasks that arrived meanwhile."""
+"""A system is unstable, or far from steady state, if the unfinished tasks grow by this factor over the measured part,
+in every batch, and by at least this share of the tasks that arrived meanwhile."""
 SETTLED_AFTER, WITH_ROOM = 3.0, 1.5
-"""A node on its own that begins empty is near its mean response of W mean service times after the first times W² of
-them; nodes that share settle sooner. A shorter warm-up is repeated with that length, times the second."""
+"""First number: a single node that starts empty reaches its mean response of W mean service times after this many times W²
+service times; nodes that share load do so sooner. A run with a shorter warm-up is repeated with that length times the second."""
 MEASURED_FEW = 200
-"""Measured tasks of all replications together below which a mean says little."""
+"""Minimum total number of measured tasks for a meaningful mean."""
 GROWS_AGAIN = 4
 """Scenarios that seem unstable are repeated with this many times the tasks, up to this many times the usual number."""
 
@@ -37,26 +37,26 @@ GROWS_AGAIN = 4
 NORMAL = 1.959964
 """The 97.5 % quantile of the normal distribution."""
 T_OF_FEW = {1: 12.7062, 2: 4.3027}
-"""Values of Student's t for which the expansion is too inexact."""
+"""Exact values of Student's t for which the expansion is not accurate enough."""
 
 
 INDEPENDENT_MIN = 3.0
-"""Independent batches below which a run is too short for an interval."""
+"""Minimum number of independent batches for an interval."""
 INDEPENDENT_TASKS_MIN, BEYOND_MIN = 40.0, 4.0
-"""Independent tasks, by theory, below which one replication tells no interval, and those beyond a quantile below which nothing tells
-its interval. Shorter runs look certain where they are low: of M/M/1, 85 % of the intervals held the mean, and those of p99 hardly
-ever did."""
+"""Minimum number of independent tasks, by theory, for the interval of one replication; and minimum number beyond a quantile for its
+interval. Shorter runs underestimate their error: for M/M/1, only 85 % of the intervals contained the mean, and intervals of p99
+almost never contained the quantile."""
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A mean and half the width of its 95 % interval (infinite if there is nothing to tell it from)."""
+    """A mean and half the width of its 95 % interval (infinite if unknown)."""
 
     value: float
     half: float
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by its expansion around the normal one (within 1 % from 3 on)."""
+    """The 97.5 % quantile of Student's t, by expansion around the normal quantile (error below 1 % from 3 degrees of freedom on)."""
     if freedom in T_OF_FEW:
         return T_OF_FEW[freedom]
     first = (NORMAL**3 + NORMAL) / 4
@@ -73,16 +73,16 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
-    """Half the 95 % interval of the mean of the batches of some runs: the larger of what they say and what batches twice as long
-    say, if these are enough. Infinite if the run is too short."""
+    """Half the 95 % interval of the mean over the batches of some runs: the larger result of these batches and of batches twice as
+    long, if there are enough of those. Infinite if the run is too short."""
     longer = [[fmean(pair) for pair in zip(run[::2], run[1::2], strict=False)] for run in runs]
     half, of_longer = _half_width_of_correlated(runs), _half_width_of_correlated(longer)
     return max(half, of_longer) if math.isfinite(of_longer) else half
 
 
 def _half_width_of_correlated(runs: Sequence[Sequence[float]]) -> float:
-    """Batches that follow one another are correlated: they count for as many independent ones as their lag-1 autocorrelation says,
-    corrected for its bias in short runs. Infinite if that is fewer than INDEPENDENT_MIN."""
+    """Half the 95 % interval from correlated consecutive batches. The number of independent batches follows from their lag-1
+    autocorrelation, corrected for its bias in short runs. Infinite if that number is below INDEPENDENT_MIN."""
     values = [value for run in runs for value in run]
     mean = fmean(values) if values else 0.0
     square = sum((value - mean) ** 2 for value in values)
@@ -97,24 +97,24 @@ def _half_width_of_correlated(runs: Sequence[Sequence[float]]) -> float:
 
 
 def runs_interval(mean: float, runs: Sequence[Sequence[float]], independent: float = math.inf) -> Interval:
-    """The mean of some runs, and half of its 95 % interval from their batches: the upper side of that on the log scale, to
-    second order, since a run whose mean is too low spreads less, too. Infinite if they have fewer than INDEPENDENT_TASKS_MIN
+    """The mean of some runs, and half of its 95 % interval from their batches. It is the upper half on the log scale, to
+    second order, since a run with too low a mean also has too low a spread. Infinite for fewer than INDEPENDENT_TASKS_MIN
     ``independent`` tasks."""
     half = batch_half_width(runs) if independent >= INDEPENDENT_TASKS_MIN else math.inf
     return Interval(mean, half * (1 + half / (2 * mean)) if mean > 0 else half)
 
 
 def independent_tasks(tasks: int, load: float, mean_response: float) -> float:
-    """Number of independent responses that say as much about their mean as those of so many tasks in turn. In M/M/1 one takes 4
-    load / (1 - load)² tasks, the time in which a queue forgets; where nodes share work, fewer, as the mean response (in mean
-    service times) is below that of M/M/1. Infinite where theory knows nothing of it: the load is not between 0 and 1."""
+    """Number of independent responses with the same information about the mean as ``tasks`` consecutive ones. In M/M/1, one per
+    4 load / (1 - load)² tasks, the correlation time of the queue; fewer tasks if nodes share work, since the mean response (in mean
+    service times) is then below that of M/M/1. Infinite without a theory: for a load outside of 0 … 1."""
     return tasks * (1 - load) / (4 * load * max(mean_response, 1.0)) if 0 < load < 1 else math.inf
 
 
 def quantile_interval(runs: Sequence[Sequence[float]], share: float) -> Interval:
-    """A quantile of the values of some runs together, and half of its 95 % interval from order statistics: the share of values
-    beyond the quantile is a mean over batches, and the interval of that share leads to two other quantiles. Infinite if so few
-    independent values lie beyond it that there might be none: the quantiles of short runs are too low, all alike."""
+    """A quantile of the pooled values of some runs, and half of its 95 % interval from order statistics: the share of values
+    beyond the quantile is a mean over batches, and the bounds of that share give two other quantiles. Infinite if too few
+    independent values lie beyond it, since the quantiles of short runs are all too low."""
     ordered = sorted(chain.from_iterable(runs))
     value = quantile(ordered, share)
     beyond = []
@@ -129,14 +129,14 @@ def quantile_interval(runs: Sequence[Sequence[float]], share: float) -> Interval
 
 
 def has_few_beyond(independent: float, share: float) -> bool:
-    """True if fewer than BEYOND_MIN of these independent tasks lie beyond a quantile."""
+    """True if fewer than BEYOND_MIN of the independent tasks lie beyond a quantile."""
     return independent * min(share, 1 - share) < BEYOND_MIN
 
 
 def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[str, Interval]:
-    """metric → mean of the replications and its interval: from all their batches if each is long enough for that, which is narrower,
-    else from their spread; of only one, from its batches. Quantiles are those of all replications together. independent: tasks of
-    all replications, as `independent_tasks` counts them."""
+    """metric → mean over the replications and its interval: from all their batches if each replication is long enough, which is
+    narrower, else from their spread; for a single replication, from its batches. Quantiles are of all replications pooled.
+    independent: result of `independent_tasks` for all replications."""
     combined: dict[str, Interval] = {}
     is_long = INDEPENDENT_TASKS_MIN * len(samples) <= independent < math.inf
     for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
@@ -157,10 +157,10 @@ def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """is_stable: None where it cannot be judged, since a trace comes to an end or a run was too short; warnings: what a reader
-    of the numbers must know; homes: the mean response of the tasks of each home node, None where there were none;
-    executed_at_origin, executed_remotely: measured tasks of each class, in all replications; one_queue, no_sharing: mean
-    responses from queueing theory, None where it has no formula for this."""
+    """Result of a scenario. is_stable: None if unknown, for a trace or a run that was too short; warnings: caveats about the
+    numbers; homes: the mean response of the tasks of each home node, None without tasks;
+    executed_at_origin, executed_remotely: number of measured tasks of each class, in all replications; one_queue, no_sharing: mean
+    responses from queueing theory, None without a formula."""
 
     metrics: dict[str, Interval]
     is_stable: bool | None
@@ -171,7 +171,7 @@ class Outcome(msgspec.Struct, frozen=True):
     one_queue: float | None
     no_sharing: float | None
     means: tuple[float, ...] = ()
-    """Mean response of each replication: those of equal number had the same tasks, whatever the policy."""
+    """Mean response of each replication. Replications with the same number have the same tasks for all policies."""
 
     @property
     def mean_response(self) -> Interval:
@@ -196,9 +196,7 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
         warnings += _without_interval(scenario, metrics["mean_response"])
     warnings += _incomplete(samples, is_stable=is_stable, is_recorded=scenario.trace is not None)
     if scenario.unused_readings():
-        warnings.append(
-            "the load policy goes by the use of GPUs, and the nodes have none: the figures say nothing of it"
-        )
+        warnings.append("the load policy uses GPU readings, but the nodes have no GPUs: the results do not reflect it")
     counted = [
         (sum(sample.homes[home][0] for sample in samples), sum(sample.homes[home][1] for sample in samples))
         for home in range(scenario.nodes)
@@ -218,7 +216,7 @@ def impossible(scenario: Scenario) -> str:
     if scenario.trace is not None:
         text = f"{load:.4g}" if math.isfinite(load) else "without bound"
         return f"load {text}: more work arrives than the slots can do in this time; the figures show how the backlog is worked off"
-    return f"load {load:.4g}: the work that arrives takes all slots, or more; no policy is stable there"
+    return f"load {load:.4g}: the arriving work needs all slots, or more; no policy is stable at this load"
 
 
 def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | None, list[str]]:
@@ -245,7 +243,7 @@ def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
     if scenario.warm_up >= warm_up:
         return []
     tasks = 4 * _rounded_up(warm_up)
-    return [f"the warm-up of {scenario.warm_up} tasks is short for such a mean, which may be too low: --tasks {tasks}"]
+    return [f"the warm-up of {scenario.warm_up} tasks is short for this mean, which may be too low: --tasks {tasks}"]
 
 
 def _rounded_up(tasks: float) -> int:
@@ -254,7 +252,7 @@ def _rounded_up(tasks: float) -> int:
 
 
 def _too_good(scenario: Scenario, mean_response: Interval, one_queue: float | None) -> list[str]:
-    """Warn of a mean below one queue for all slots, which no policy beats that does not know how long tasks take."""
+    """Warn of a mean below that of one queue for all slots, the optimum for policies that do not know durations."""
     if not _is_below(mean_response, one_queue):
         return []
     bound = f"the {one_queue:.4g} of one queue for all slots, a lower bound for policies that do not know how long tasks take"
@@ -287,7 +285,7 @@ def _is_below(mean_response: Interval, one_queue: float | None) -> bool:
 
 
 def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorded: bool) -> list[str]:
-    """Warnings about what is missing from the numbers; a trace counts as complete, however short."""
+    """Warnings about data missing from the numbers; a trace of any length counts as complete."""
     found = []
     measured = sum(count for sample in samples for count, _ in sample.homes)
     if measured < MEASURED_FEW and not is_recorded:
@@ -311,7 +309,7 @@ def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorde
 
 
 def _warm_up_needed(scenario: Scenario, mean_response_s: float) -> int:
-    """Tasks that come until a system with such a mean response has settled."""
+    """Number of tasks that arrive until a system with this mean response is in steady state."""
     return math.ceil(SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * _rate(scenario))
 
 
@@ -321,7 +319,7 @@ def _rate(scenario: Scenario) -> float:
 
 
 def more(found: Outcome, precision: float, most: int) -> int:
-    """The number of replications that it probably takes, at most ``most``, until the interval is within this share of the mean."""
+    """The probable number of replications, at most ``most``, for an interval within this share of the mean."""
     mean = found.mean_response
     if found.is_stable is False or mean.half <= precision * mean.value:
         return len(found.means)
@@ -330,7 +328,7 @@ def more(found: Outcome, precision: float, most: int) -> int:
 
 
 def warned(found: Outcome, precision: float) -> Outcome:
-    """The outcome, with a warning if its interval is not within this share of the mean."""
+    """The outcome, with a warning if its interval is wider than this share of the mean."""
     mean = found.mean_response
     if mean.half <= precision * mean.value:
         return found
@@ -343,13 +341,13 @@ def warned(found: Outcome, precision: float) -> Outcome:
 
 def paired(better: Sequence[float], than: Sequence[float]) -> Interval:
     """Share of the mean response by which the first is lower than the second, from pairs of replications with the same
-    tasks: chance that both share does not count (common random numbers)."""
+    tasks, which cancels their common randomness (common random numbers)."""
     shares = [1 - one / other for one, other in zip(better, than, strict=False)]
     return Interval(fmean(shares), half_width(shares))
 
 
 def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
-    """The scenario with more tasks, if these were too few to settle or to judge stability; None if they were enough,
+    """The scenario with more tasks, if there were too few for a steady state or to judge stability; None if there were enough,
     or if more would not help."""
     if scenario.trace is not None or scenario.offered_load >= 1:
         return None
@@ -366,8 +364,8 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
 
 
 def alike(found: Mapping[int, tuple[Scenario, Outcome]]) -> dict[int, Scenario]:
-    """Of the scenarios of one command, by index, the stable ones that are shorter than another with the same workload, each with the
-    length of that, so that they make pairs. One that would be more than GROWS_AGAIN times as long stays as it is."""
+    """The stable scenarios of one command, by index, that are shorter than another with the same workload, each extended to the
+    other's length, so that they can be paired. A scenario that would grow by more than GROWS_AGAIN times is left out."""
     longest: dict[tuple[object, ...], Scenario] = {}
     stable = {index: scenario for index, (scenario, outcome_) in found.items() if outcome_.is_stable}
     for scenario in sorted(stable.values(), key=lambda scenario: scenario.tasks):
@@ -381,7 +379,7 @@ def alike(found: Mapping[int, tuple[Scenario, Outcome]]) -> dict[int, Scenario]:
 
 
 def _workload(scenario: Scenario) -> tuple[object, ...]:
-    """Everything in which the workloads of one command may differ, but for the number of tasks."""
+    """Key of a workload: all parameters that may differ within one command, except the number of tasks."""
     return scenario.load, scenario.nodes, scenario.slots, scenario.transfer_s, scenario.message_s
 
 
@@ -389,7 +387,7 @@ def _workload(scenario: Scenario) -> tuple[object, ...]:
 
 
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
-    """Bounds of queueing theory → mean response of one queue with all slots, which no policy beats, and of nodes that
+    """Bounds of queueing theory → mean response of one queue with all slots, the optimum, and of nodes that
     share nothing. Each is None unless arrivals are Poisson, service is exponential and nodes are alike."""
     if (
         scenario.trace is not None
@@ -408,8 +406,8 @@ def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]
 def mmc_response(slots: int, load: float) -> float:
     """Mean response of M/M/c in mean service times (Erlang C); load: per slot. Infinite from load 1 on.
 
-    One node on its own is M/M/c with its slots. All nodes with one common queue are M/M/c with all slots: no policy that
-    does not know how long tasks take is better than that, if service is exponential and nodes are alike.
+    A single node is M/M/c with its slots. All nodes with one common queue are M/M/c with all slots: the optimum for
+    policies that do not know durations, if service is exponential and nodes are alike.
     """
     if load >= 1:
         return math.inf
@@ -417,7 +415,7 @@ def mmc_response(slots: int, load: float) -> float:
         return 1.0
     offered = slots * load
     blocked = 1.0
-    for busy in range(1, slots + 1):  # Erlang B, one slot more at a time: no factorials to overflow
+    for busy in range(1, slots + 1):  # Erlang B by recursion over the slots, since factorials would overflow
         blocked = offered * blocked / (busy + offered * blocked)
     waits = blocked / (1 - load * (1 - blocked))
     return 1 + waits / (slots * (1 - load))

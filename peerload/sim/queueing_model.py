@@ -1,16 +1,16 @@
-"""Queueing model around the real core: no delays, no losses, no crashes, nothing but tasks and policies.
+"""Queueing model around the real core: only tasks and policies, without delays, losses or crashes.
 
     cluster = QueueingModel(policies, profiles_of([1] * 20), seed=1, ended=print)
     cluster.run(arrivals, tasks=1000)
 
-A message arrives at the moment it is sent, every write is durable at once, and leases last for ever. So a probe and
-the offer after it are one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
-`Node`, driven by its events and nothing else. Everything that follows from one event at one instant is done, first
-come, first served, before the clock moves on. Messages may be given a travel time (`Delays`): then a search takes
-time, and offers may be declined; since nothing is ever lost, time-outs still have no meaning.
+A message arrives at the moment it is sent, every write is durable immediately, and leases never expire. So a probe and
+the offer after it happen at one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
+`Node`, driven only by its events. All consequences of one event at one instant are processed, first
+come, first served, before the clock advances. Messages may have a travel time (`Delays`): then a search takes
+time, and offers may be declined. Since nothing is lost, timeouts still have no meaning.
 
-This driver asks how good a policy is. The chaos harness (tests/chaos) asks what becomes of the promises when things
-go wrong, and pays for it at every step. Where nothing goes wrong, both give equal response times.
+This driver measures how good a policy is. The chaos harness (tests/chaos) checks the guarantees under faults,
+which makes each step expensive. Without faults, both give equal response times.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
     Event = tuple[str, events.Event]
 
 EVERYBODY = ""
-"""Destination of an announcement."""
+"""Destination of an announcement: all nodes."""
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
 NEVER_S = 1e9
 REPORTS_IN_ALL_MAX = 400_000
-"""Reports that all nodes together keep of one another. Up to 632 nodes, each keeps one of every peer; beyond that,
-the newest. Otherwise memory would grow with the square of the number of nodes."""
+"""Maximum number of reports stored by all nodes together. Up to 632 nodes, each stores one of every peer; beyond that,
+only the newest. Otherwise memory would grow with the square of the number of nodes."""
 FIRST_WORDS = 2
-"""Nodes whose announcement at the start is sent if messages take time: enough for each to hear that it has peers.
-Announcements of all would be N² messages."""
+"""Number of nodes that send an announcement at the start if messages take time, so that each node learns that it has peers.
+Announcements of all nodes would be N² messages."""
 WITHOUT_MEANING = frozenset(
     (
         actions.Persist,
@@ -80,13 +80,13 @@ WITHOUT_MEANING = frozenset(
         actions.LookAtDevices,
     )
 )
-"""Actions that change nothing where everything is durable, known and kept for ever."""
+"""Actions without effect in this model, where everything is durable, known and stored without limit."""
 NEVER_ASKED_FOR = frozenset((actions.FindTasks, actions.SignalTask, actions.EvictTask, actions.StageFiles))
-"""Actions that nobody here asks for."""
+"""Actions that this model never causes."""
 
 MIGRATIONS_MAX = 32
-"""Placements of one task by choice, if the migration policy sets no limit. Where nothing takes time, a policy that
-places without asking would pass a task on among full nodes for ever, at one instant."""
+"""Maximum voluntary placements of one task if the migration policy sets no limit. Without delays, a policy that
+places tasks without a probe could move a task among full nodes endlessly at one instant."""
 
 IDEAL_CONFIG = CoreConfig(
     lease_s=NEVER_S,
@@ -113,11 +113,11 @@ IDEAL_CONFIG = CoreConfig(
     tokens_kept_max=1,
     gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
 )
-"""Configuration without time-outs: nothing is ever late, so only a policy's own timers have a meaning."""
+"""Configuration without timeouts: nothing is ever late, so only a policy's own timers have a meaning."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """Submission: when (s), at which node, how long the task runs (s), and the resources that it takes."""
+    """Submission: time (s), node, duration of the task (s), and requested resources."""
 
     at_s: float
     node: str
@@ -128,8 +128,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletedTask(NamedTuple):
-    """Task at its end. Times in simulated seconds; node: where it ran; started_s: when it began to run there; ended_s: when its
-    home knew that it had ended."""
+    """Ended task. Times in simulated seconds; node: where it ran; started_s: start of the execution there; ended_s: when its
+    home learned of its end."""
 
     number: int
     arrival: Arrival
@@ -147,8 +147,8 @@ class CompletedTask(NamedTuple):
 
 
 class _PendingTask:
-    """Task that has arrived and not ended. started_s: when it began to run, -1.0 before that; node, ends_s: where it
-    runs, and when its home will know that it has ended."""
+    """Task that has arrived and not ended. started_s: start of its execution, -1.0 before that; node, ends_s: where it
+    runs, and when its home will learn of its end."""
 
     __slots__ = ("arrival", "ends_s", "node", "number", "started_s")
 
@@ -161,8 +161,8 @@ class _PendingTask:
 
 
 class _Listeners:
-    """Index of the nodes that may act on an announcement. changed: those that have handled an event since the last one: only they
-    are looked at again."""
+    """Index of the nodes that may act on an announcement. changed: nodes that have handled an event since the last announcement; only
+    their entries are updated."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.changed: set[str] = set()
@@ -172,13 +172,13 @@ class _Listeners:
         self._act_on_all: set[str] = set()
         self._want_room: set[str] = set()
         self._want_work: defaultdict[float, set[str]] = defaultdict(set)
-        """Tasks per slot that a node must have → the nodes that would ask it."""
+        """Minimum tasks per slot of a node → the nodes that would then send it a request."""
         self._hinted: defaultdict[str, set[str]] = defaultdict(set)
         """Name of a node → the nodes that remember it as busy."""
 
     def of(self, now: Instant, src: str, report: LoadReport) -> Iterator[str]:
-        """Nodes that act on this report, in the order of their creation: each is asked when it is its turn,
-        since what the ones before it do may concern it."""
+        """Nodes that act on this report, in the order of their creation. Each is checked when its turn comes,
+        since the actions of earlier nodes may affect it."""
         self._look_again()
         found = self._act_on_all | self._hinted[src]
         if report.accepts or report.gpus:
@@ -203,7 +203,7 @@ class _Listeners:
         self.changed.clear()
 
     def _regroup(self, name: str, before: ReportFilter, now: ReportFilter) -> None:
-        """Move a node from the groups that it was in to those that it is in now."""
+        """Move a node from its previous groups to its current ones."""
         if now.every != before.every:
             (self._act_on_all.add if now.every else self._act_on_all.discard)(name)
         if now.with_room != before.with_room:
@@ -220,12 +220,12 @@ class _Listeners:
 
 
 GC_THRESHOLD = 50_000
-"""Objects after which cycles are looked for while a model runs, which makes hardly any."""
+"""Garbage-collection threshold while a model runs, since a model creates hardly any cycles."""
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for cycles no more often than at each GC_THRESHOLD objects: all nodes are looked through each time."""
+    """Context with a garbage collection only every GC_THRESHOLD objects, since each one visits all nodes."""
     often, *others = gc.get_threshold()
     gc.set_threshold(max(often, GC_THRESHOLD) if often else 0, *others)
     try:
@@ -235,13 +235,13 @@ def rare_collections() -> Iterator[None]:
 
 
 HEAD = "head"
-"""Node without slots at which all tasks are submitted, and which places them, if the preset is a central one."""
+"""Name of the node without slots that receives and places all tasks, if the preset is central."""
 
 
 class Delays(NamedTuple):
-    """message_s: how long any message between two nodes takes; transfer_s: how much longer the one that hands over a task, which
-    counts at its destination meanwhile; head_s: how long a head node works on each message that it gets, one after the
-    other; head_fails_s, head_down_s: when it fails, and for how long; messages wait for it meanwhile."""
+    """Delays of the model. message_s: of any message between two nodes; transfer_s: additional, of a message that hands over a task,
+    which counts at its destination meanwhile; head_s: service time of a head node for each message, one at a
+    time; head_fails_s, head_down_s: start and duration of its failure, during which messages wait."""
 
     message_s: float = 0.0
     transfer_s: float = 0.0
@@ -251,8 +251,8 @@ class Delays(NamedTuple):
 
 
 def profiles_of(slots: Sequence[int], speeds: Sequence[float] = (), gpus: int = 0) -> list[Profile]:
-    """Nodes n1 … nN with this many slots and GPUs each. speeds: a task takes its time divided by the speed of the node
-    that runs it; none given: 1.0 everywhere."""
+    """Nodes n1 … nN with this many slots and GPUs each. speeds: the duration of a task is divided by the speed of the node
+    that runs it; default: 1.0 everywhere."""
     return [
         Profile(
             f"n{index}", count, float(count), gpus=gpus, slots_fixed=True, speed=speeds[index - 1] if speeds else 1.0
@@ -262,8 +262,8 @@ def profiles_of(slots: Sequence[int], speeds: Sequence[float] = (), gpus: int = 
 
 
 class QueueingModel:
-    """Nodes with these profiles. ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch`` sees every
-    change."""
+    """Cluster of nodes with these profiles. ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch``
+    receives every change."""
 
     def __init__(
         self,
@@ -282,14 +282,14 @@ class QueueingModel:
         self.arrived = 0
         self.messages = 0
         self.at_migrations_max = 0
-        """Tasks that have ended and were placed as often as one without a limit may be."""
+        """Number of ended tasks that were placed MIGRATIONS_MAX times."""
         self._is_limited = policies.migration.migrations_max is not None
         self.nodes: dict[str, Node] = {}
         self._ended = ended
         self._delays = delays
         self._watch = watch
         self._watched: dict[str, tuple[int, int]] = {}
-        """The version of each ledger, and the number of tasks without a place there, that ``watch`` has seen."""
+        """The state last passed to ``watch`` for each node: version of the ledger, number of tasks without a place there."""
         self._instant = Instant(0.0, EPOCH_S)
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
@@ -303,7 +303,7 @@ class QueueingModel:
         self._head_free_s = 0.0
         self._is_heard = False
         self._specs: dict[tuple[float, int, int], TaskSpec] = {}
-        self._performers = self._what_is_done()
+        self._performers = self._handlers_of_actions()
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         self._listeners = _Listeners(self.nodes)
@@ -313,7 +313,7 @@ class QueueingModel:
                 watch.add(name, profile.slots)
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
-            own = copy.deepcopy(policies)  # as in a process of its own: nodes share no state of policies
+            own = copy.deepcopy(policies)  # nodes share no state of policies, as in separate processes
             self.nodes[name] = Node(config, own, identity, profile, rng)
         gpus_max = max((profile.gpus for profile in profiles), default=0)
         check_modelled(policies, gpus_max, ("cpus_busy",))
@@ -330,12 +330,12 @@ class QueueingModel:
             node.membership.meet_all(self._directory)
             self._at(
                 delays.message_s, name, events.LoadSampled(0.0, 0.0, 0)
-            )  # a node that has met another one may begin to ask
+            )  # a node that has met another one may start searches
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
     def run(self, arrivals: Iterator[Arrival], *, tasks: int) -> None:
-        """Submit this many more of the arrivals; tasks that have not ended by then go on in the next run."""
+        """Submit this many more of the arrivals. Unfinished tasks continue in the next run."""
         until = self.arrived + tasks
         with rare_collections():
             while self.arrived < until:
@@ -346,7 +346,7 @@ class QueueingModel:
                 self._arrive(arrival)
 
     def drain(self) -> None:
-        """Go on without arrivals until every task has ended."""
+        """Continue without arrivals until every task has ended."""
         while self._unfinished and self._heap:
             self.advance(self._heap[0][0])
 
@@ -355,17 +355,17 @@ class QueueingModel:
         return len(self._unfinished)
 
     def waiting(self) -> Iterator[tuple[int, Arrival]]:
-        """Unfinished tasks that have not begun to run, with their numbers."""
+        """Unfinished tasks that have not started, with their numbers."""
         return ((task.number, task.arrival) for task in self._unfinished.values() if task.started_s < 0)
 
     def running(self) -> Iterator[CompletedTask]:
-        """Running tasks, as they will be at their end, which is certain: a task that runs stays where it is."""
+        """Running tasks with their future ends, which are certain, since a running task does not move."""
         for task in self._unfinished.values():
             if task.started_s >= 0:
                 yield CompletedTask(task.number, task.arrival, task.node, task.started_s, task.ends_s)
 
     def counts(self) -> dict[str, int]:
-        """The counters of all nodes together, since the start."""
+        """The sums of the counters of all nodes since the start."""
         total: dict[str, int] = {}
         for node in self.nodes.values():
             for name, value in node.state.counts.items():
@@ -373,11 +373,11 @@ class QueueingModel:
         return total
 
     def load_tasks(self) -> int:
-        """Sum of n of all nodes, as they count it themselves."""
+        """Sum of the nodes' own task counts n."""
         return sum(node.ledger.load_tasks for node in self.nodes.values())
 
     def advance(self, at_s: float) -> None:
-        """Let time pass until then, without arrivals."""
+        """Advance the clock to ``at_s`` without arrivals."""
         heap, heappop = self._heap, heapq.heappop
         while heap and heap[0][0] <= at_s:
             due_s, _, name, event = heappop(heap)
@@ -406,7 +406,7 @@ class QueueingModel:
         heapq.heappush(self._heap, (at_s, self._sequence, name, event))
 
     def _finish_instant(self) -> None:
-        """Handle everything that follows at this instant; then arm the timers that are still set."""
+        """Process all consequences at this instant; then arm the timers that are still set."""
         now = self._now
         while now:
             name, event = now.popleft()
@@ -426,10 +426,10 @@ class QueueingModel:
         self._at(at_s, name, events.TimerExpired(timer))
 
     def _is_due(self, name: str, timer: timers.Timer, due_s: float) -> bool:
-        """Check a timer's entry of the heap. One entry serves a timer however often it is set anew: an entry that is
-        early goes in again."""
+        """Check a timer's entry of the heap. A timer has one entry, even if it is set again: an entry that is too
+        early is reinserted."""
         if self._armed.get((name, timer)) != due_s:
-            return False  # set to an earlier time since
+            return False  # meanwhile set to an earlier time
         del self._armed[name, timer]
         at_s = self._timers[name].get(timer)
         if at_s is not None and at_s > due_s:
@@ -478,7 +478,7 @@ class QueueingModel:
                 self._watch.look(self.now_s, name, ledger, ledger.waiting + stranded)
 
     def _who_acts(self, event: events.Event) -> Iterable[str]:
-        """Store an announcement where all nodes can read it → the nodes that act on it."""
+        """Store an announcement for all nodes → the nodes that act on it."""
         assert isinstance(event, events.MessageReceived)
         src, message = event.src, event.message
         report = message.report if isinstance(message, State) else None
@@ -489,7 +489,7 @@ class QueueingModel:
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
         at_s = self.now_s + delay_s
-        if self._head and dst in (HEAD, EVERYBODY):  # nobody but the head reads an announcement
+        if self._head and dst in (HEAD, EVERYBODY):  # only the head reads announcements
             at_s = self._served_s(at_s)
         if at_s > self.now_s:
             self._at(at_s, dst, received)
@@ -506,18 +506,18 @@ class QueueingModel:
         self._ended(CompletedTask(task.number, task.arrival, record.node, task.started_s, ended_s))
 
     def _served_s(self, at_s: float) -> float:
-        """Time at which the head has served a message that reaches it at ``at_s``, after those before it."""
+        """Time at which the head has served a message that arrives at ``at_s``, after all earlier ones."""
         delays, begins_s = self._delays, max(at_s, self._head_free_s)
         if 0 <= begins_s - delays.head_fails_s < delays.head_down_s:
             begins_s = delays.head_fails_s + delays.head_down_s
         self._head_free_s = begins_s + delays.head_s
         return self._head_free_s
 
-    def _what_is_done(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
+    def _handlers_of_actions(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
         """Handler of each kind of action; None: the action is ignored."""
         return {
             **dict.fromkeys(WITHOUT_MEANING),
-            **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),
+            **dict.fromkeys(NEVER_ASKED_FOR, self._unexpected),
             actions.Send: self._send,
             actions.ClearTimer: self._clear_timer,
             actions.SetTimer: self._set_timer,
@@ -580,5 +580,5 @@ class QueueingModel:
         if self._is_heard:
             self._delivered(EVERYBODY, events.MessageReceived(name, action.message), self._delays.message_s)
 
-    def _not_asked_for(self, name: str, action: Action) -> None:
-        raise InvariantBroken(f"{name} wants what nobody asked for: {action}")
+    def _unexpected(self, name: str, action: Action) -> None:
+        raise InvariantBroken(f"{name} returned an action that this model never causes: {action}")

@@ -5,8 +5,8 @@
 
 arrival and duration in seconds; cpus (1), gpus (0) and node (anywhere) may be missing. Other columns are ignored.
 
-Public traces are Standard Workload Format [SWF], Google cluster 2019 [Google20], Alibaba GPU 2020 and 2023 [Alibaba22]. A line
-of theirs that cannot be a task is left out, counted by reason, and named by its number; nothing else is lost.
+Public traces are Standard Workload Format [SWF], Google cluster 2019 [Google20], Alibaba GPU 2020 and 2023 [Alibaba22]. Lines
+that cannot be a task are left out, counted by reason, and reported by number; no other line is dropped.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 TASKS_MAX = 1_000_000
 NAME_CHARS_MAX = 128
 TIME_S_MAX = 1e10
-"""Bound on an arrival, which may be a Unix time."""
+"""Maximum of an arrival, which may be a Unix time."""
 DURATION_S_MAX = SPAN_S_MAX = 1e9
-"""Bounds on a duration and on the time between the first and the last arrival: a simulation costs time also where nothing happens."""
+"""Maximum of a duration and of the time between the first and the last arrival: a simulation costs time even without events."""
 CPUS_MAX, GPUS_MAX = 65_536, 1024
 
 WHOLE = ("arrival", "duration")
-"""Columns that a trace of arrivals must have; a trace from which durations are drawn needs the last one only."""
+"""Required columns of a trace of arrivals; a trace from which durations are drawn needs only the last one."""
 
 
 class TaskTrace(msgspec.Struct, frozen=True):
-    """Tasks in the order of arrival, the first at 0.0. homes: the place of the node's name in ``names``, -1 where none
-    was given."""
+    """Tasks in the order of arrival, the first at 0.0. homes: the index of the node's name in ``names``, -1 without
+    a name."""
 
     source: str
     arrivals: array[float]
@@ -59,7 +59,7 @@ class TaskTrace(msgspec.Struct, frozen=True):
 
     @property
     def span_s(self) -> float:
-        """Time during which tasks arrived: the n - 1 pauses between them, and one more."""
+        """Duration of the arrivals: the n - 1 gaps between them, plus one average gap."""
         count = len(self.arrivals)
         return self.arrivals[-1] * count / (count - 1) if count > 1 else 0.0
 
@@ -73,8 +73,8 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE, *, tasks: int | None = None) -> TaskTrace:
-    """The tasks in the text of a file called ``source``, sorted by arrival; ``tasks``: only the first ones, of a
-    trace as long as it may be. Raises ConfigError naming file, line, column and what is allowed there."""
+    """The tasks in the text of a file called ``source``, sorted by arrival; ``tasks``: read only the first ones, of a
+    trace of any length. Raises ConfigError with file, line, column and the allowed values."""
     read: Iterator[_Row] = (_row(f"{source}:{line}", fields, needed) for line, fields in _rows(source, text, needed))
     most = TASKS_MAX if tasks is None else min(tasks, TASKS_MAX)
     if tasks is None or tasks > TASKS_MAX:
@@ -85,7 +85,7 @@ def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE, *, tasks
 
 
 def read_public(source: str, text: str, kind: str, slots: int, gpus: int, *, tasks: int | None = None) -> TaskTrace:
-    """The tasks in a public trace of this kind, sorted by arrival: the first ``tasks`` of them; no home is known. Raises
+    """The first ``tasks`` tasks in a public trace of this kind, sorted by arrival, without homes. Raises
     ConfigError if there are none."""
     public = PublicTrace(kind, source, text, slots, gpus)
     most = min(tasks or TASKS_MAX, TASKS_MAX)
@@ -120,7 +120,7 @@ def _sorted(source: str, rows: list[_Row], names: dict[str, float]) -> TaskTrace
 
 
 def _bounded(rows: Iterator[_Row], source: str, hint: str) -> Iterator[_Row]:
-    """All of them. Raises ConfigError if they are too many."""
+    """The rows unchanged. Raises ConfigError if there are too many."""
     for count, row in enumerate(rows):
         if count >= TASKS_MAX:
             raise ConfigError("trace", f"{source} has more than {TASKS_MAX:,} tasks", hint=hint)
@@ -128,7 +128,7 @@ def _bounded(rows: Iterator[_Row], source: str, hint: str) -> Iterator[_Row]:
 
 
 def _named(rows: Iterator[_Row], names: dict[str, float]) -> Iterator[_Row]:
-    """All of them; ``names`` gets the first arrival at each node."""
+    """The rows unchanged; ``names`` receives the first arrival at each node."""
     for row in rows:
         if row.node:
             names[row.node] = min(row.arrival, names.get(row.node, math.inf))
@@ -154,7 +154,7 @@ def _rows(source: str, text: str, needed: tuple[str, ...]) -> Iterator[tuple[int
 
 
 def _cells(source: str, text: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of each row of a CSV. Raises ConfigError if it is none."""
+    """(line, cells) of each row of a CSV. Raises ConfigError if the text is not CSV."""
     reader = csv.reader(io.StringIO(text))
     try:
         for cells in reader:
@@ -229,7 +229,7 @@ PUBLIC_HINTS = {
 }
 LINES_NAMED = 3
 SWF_PARTS = ("2", "3", "4")
-"""Status of a part of a job, between two interruptions; another line sums the job up."""
+"""Status of a part of a job between two interruptions; the job has another line with its totals."""
 ALIBABA_2020 = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip
@@ -239,11 +239,11 @@ GOOGLE_ENDS = {"4": "EVICT", "5": "FAIL", "6": "FINISH", "7": "KILL", "8": "LOST
 GOOGLE_BETWEEN = {"1": "QUEUE", "2": "ENABLE", "9": "UPDATE_PENDING", "10": "UPDATE_RUNNING"}
 GOOGLE_TYPES = {"0": "SUBMIT", "3": "SCHEDULE", **GOOGLE_ENDS, **GOOGLE_BETWEEN}
 GOOGLE_NEVER = 2**63 - 1
-"""Time of what happened after the end of the trace; 0 is that of what happened before its beginning."""
+"""Timestamp of events after the end of the trace; events before its beginning have 0."""
 Public = tuple[float, float, float, int]
 """Arrival and duration in s, cores, GPUs."""
 Read = tuple[int, int, Public]
-"""Number of a line, and the number of tasks that it stands for, all alike."""
+"""Number of a line, and the number of equal tasks that it represents."""
 
 
 class _Left(Exception):
@@ -251,7 +251,7 @@ class _Left(Exception):
 
 
 class PublicTrace:
-    """Reader of one trace. ``left``: numbers of the lines left out, by reason. slots, gpus: of a node; wider tasks are left
+    """Reader of one trace. ``left``: numbers of the lines left out, by reason. slots, gpus: of a node; tasks that need more are left
     out, since no task runs on several nodes."""
 
     def __init__(self, kind: str, source: str, text: str, slots: int, gpus: int) -> None:
@@ -280,7 +280,7 @@ class PublicTrace:
         self.left.setdefault(reason, []).append(line)
 
     def _swf(self) -> Iterator[Read]:
-        """18 fields a line: 2 submitted, 4 run time, 5 processors given, 8 asked for, 11 status; -1: not known; `;` begins a
+        """18 fields a line: 2 submitted, 4 run time, 5 allocated processors, 8 requested ones, 11 status; -1: not known; `;` starts a
         comment."""
         for number, line in enumerate(self._text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith(";"):
@@ -328,7 +328,7 @@ class PublicTrace:
             yield number, int(count), task
 
     def _google(self) -> Iterator[Read]:
-        """Events of instances: submitted, scheduled, ended, in µs. What has not ended is left out."""
+        """Events of instances: submitted, scheduled, ended, in µs. Unfinished instances are left out."""
         begun: dict[tuple[str, str], dict[str, float]] = {}
         lines: dict[tuple[str, str], int] = {}
         for number, row in self._table((), ("collection_id",)):
@@ -364,8 +364,8 @@ class PublicTrace:
             self._leave(lines[key], "not ended in the trace")
 
     def _table(self, default: tuple[str, ...], expected: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Lines of a CSV with a header, or with the ``default`` one, or of JSON. Raises ConfigError if none of the ``expected``
-        columns is there."""
+        """Lines of JSON, or of a CSV with a header (else ``default`` is used). Raises ConfigError if none of the ``expected``
+        columns exists."""
         if self._text.lstrip()[:1] == "{":
             yield from self._json_lines()
             return

@@ -1,7 +1,7 @@
-"""Rehearsal of a preset: a short simulation that finds policies that fail, and policies whose nodes share state.
+"""Rehearsal of a preset: a short simulation that finds policies that fail or that share state between nodes.
 
-Each node has policy instances of its own, so state in an instance belongs to one node. State in a class or in a
-module is shared by all nodes of a simulation, and by no two agents: such a policy behaves differently live.
+Each node has its own policy instances, so state in an instance belongs to one node. State in a class or in a
+module is shared by all nodes of a simulation, but never by two agents, so such a policy behaves differently live.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 NODES, TASKS, LOAD, SEED = 6, 400, 0.9, 1
 DEPTH_MAX = 8
-"""Depth to which values inside values are compared."""
+"""Depth to which nested values are compared."""
 SHIPPED = "peerload"
-"""Prefix of modules that are skipped: tests examine the shipped policies."""
+"""Prefix of skipped modules: the shipped policies have their own tests."""
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """Result of a rehearsal. policy_errors: how often a policy raised or gave an invalid answer; policy_failure: what the first
-    of these was; shared: names of
-    variables of classes and modules that changed, so that nodes share them; repeats: whether the same seed gave the
-    same run again."""
+    """Result of a rehearsal. policy_errors: how often a policy raised an exception or returned an invalid answer; policy_failure:
+    the first of these; shared: names of
+    variables of classes and modules that changed, and so are shared by nodes; repeats: True if the same seed repeated the
+    same run."""
 
     nodes: int
     tasks: int
@@ -72,7 +72,7 @@ def rehearse(preset: str) -> Rehearsal:
 
 
 def _variables(policies: PolicySet) -> Iterator[tuple[str, str]]:
-    """The variables of the modules and classes of policies that are not shipped, each with its value as text."""
+    """The variables of the modules and classes of policies that are not shipped, with their values as text."""
     for kind in KINDS:
         own = type(getattr(policies, kind.rpartition(".")[2]))
         if own.__module__.partition(".")[0].partition("_")[0] == SHIPPED and ":" not in own.__module__:
@@ -81,7 +81,7 @@ def _variables(policies: PolicySet) -> Iterator[tuple[str, str]]:
             if cls.__module__ == own.__module__:
                 yield from _shown(f"{cls.__name__}.", vars(cls))
         functions = [value for value in vars(own).values() if inspect.isfunction(value)]
-        if functions:  # the functions lead to the module that is in use: the file may have been loaded more than once
+        if functions:  # the functions refer to the module in use; the file may have been loaded more than once
             found = functions[0].__globals__
             yield from _shown("", found)
             for name, value in found.items():
@@ -97,7 +97,7 @@ def _shown(prefix: str, variables: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def _text(value: object, depth: int) -> str:
-    """Text of a value: equal for equal values, as far as their insides can be read."""
+    """Text of a value, equal for equal values as far as their attributes can be read."""
     inside: Any = getattr(value, "__dict__", None)
     if depth == 0:
         return "…"

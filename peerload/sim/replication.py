@@ -1,4 +1,4 @@
-"""Replication: one simulated run, whose warm-up is thrown away and whose rest is measured in batches."""
+"""Replication: one simulated run. The warm-up is discarded, the rest is measured in batches."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
 
 BATCHES, GROWTH_BATCHES = 20, 5
-"""Batches of one replication: their spread gives the interval. Growth is judged by this many stretches, each of several batches."""
+"""Batches of one replication, whose spread gives the interval; and the larger batches by which growth is judged."""
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
-"""Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than this many mean
-service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
+"""Length of the warm-up: a quarter of the tasks; more, up to half of them, if a quarter takes less than this many mean
+service times (a thousand nodes that start empty need that long, for any number of tasks)."""
 AFTER_SHARE = 1.0
-"""Arrivals go on until all measured tasks have ended, but for no more than this many times their number …"""
+"""Arrivals continue until all measured tasks have ended, but for at most this many times their number …"""
 AFTER_TASKS, AFTER_FACTOR = 20_000, 1.5
-"""… or this many tasks, as long as some of them wait and it does not grow: there are no more unfinished tasks than this
-many times their mean while it was measured, or than this many for each slot."""
+"""… or this many tasks, while measured tasks wait and the queue does not grow: the number of unfinished tasks is at most this
+factor times their mean during the measurement, or times the number of slots."""
 STEPS = 100
-"""Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""
+"""Number of steps of a part of the run. Between steps, progress is reported and unfinished tasks are counted."""
 
 CONTROL = "surplus_work"
-"""Metric whose mean is known to be 0: the work that arrived, less what the rates promised for that time, for each task. What it
-explains of another metric is chance that can be taken out (control variate)."""
+"""Control variate, a metric with the known mean 0: the work that arrived, less the expected work for that time, per task. The part of
+another metric that it explains is random and can be removed."""
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 """Metrics that are quantiles of the response time."""
 PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
@@ -46,11 +46,11 @@ TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
 class Sample(msgspec.Struct, frozen=True):
     """Metrics of one replication: each with its value over all measured tasks, and the values of its batches.
 
-    tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
-    response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors:
-    failures of policies since the start; policy_failure: what the first of them was; at_migrations_max: tasks since the start that were placed as often as a
-    task without a limit may be; executed_remotely: measured tasks that ran on another node than their home; responses: those
-    of the measured tasks in the order of arrival.
+    tasks: number of simulated tasks, including the warm-up; homes: for each home node the number of measured tasks and the sum of
+    their response times; cut_off: measured tasks that had not started at the end and count with their age; policy_errors:
+    failures of policies since the start; policy_failure: the first of them; at_migrations_max: tasks since the start that were
+    placed MIGRATIONS_MAX times; executed_remotely: measured tasks that ran on another node than their home; responses:
+    response times of the measured tasks in the order of arrival.
     """
 
     values: dict[str, float]
@@ -69,8 +69,8 @@ class Sample(msgspec.Struct, frozen=True):
 class Setup(msgspec.Struct, frozen=True):
     """Everything that a run needs: policies, nodes, arrival rates, service times and delays.
 
-    recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there, and the rates
-    are what policies with a-priori knowledge are told; mean_slot_s: of a task, on a node of speed 1; modulation: of
+    recorded: the arrivals themselves, in place of a Poisson stream; they name their nodes, and the rates
+    only inform policies with a-priori knowledge; mean_slot_s: of a task, on a node of speed 1; modulation: of
     the rates over time; classes: a mix of tasks in place of ``service``.
     """
 
@@ -103,7 +103,7 @@ class Setup(msgspec.Struct, frozen=True):
         while True:
             at_s += rng.expovariate(total * largest)
             if rate is not None and rng.random() * largest >= rate(at_s):
-                continue  # thinned
+                continue  # dropped by thinning
             home = names[min(bisect.bisect_right(ends, rng.random() * total), len(ends) - 1)]
             if not draws:
                 yield Arrival(at_s, home, self.service(rng))
@@ -114,8 +114,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Replication:
-    """Simulated cluster that is run step by step. Results lie in arrays by the number of the task (1, 2, …):
-    response and wait (until it begins to run), both in s; whether it ran elsewhere; the number of its home node."""
+    """Simulated cluster that is run step by step. Results are in arrays by the number of the task (1, 2, …):
+    response and wait (until its start), both in s; whether it ran on another node; the number of its home node."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Replication:
         self.homes = array("l", [0])
         self.last = 0
         self.unfinished: list[int] = []
-        """Tasks that had arrived and not ended, counted at even steps of each stretch."""
+        """Numbers of unfinished tasks, counted at even steps of each part."""
         self.cluster = QueueingModel(
             setup.policies,
             profiles_of(setup.slots, setup.speeds, setup.gpus),
@@ -151,7 +151,7 @@ class Replication:
         self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
         self.is_recorded = setup.recorded is not None
         self.cut_off = 0
-        """Measured tasks that have not begun when everything ends: they count with their age."""
+        """Number of measured tasks that have not started at the end; they count with their age."""
         self._slots = sum(setup.slots)
         self._work_s, self._offered = 0.0, 0.0
         if setup.recorded is None and setup.modulation is None and not setup.classes:
@@ -193,9 +193,9 @@ class Replication:
         self.homes.extend(array("l", [0]) * tasks)
 
     def finish(self, warm_up: int, unfinished: float) -> None:
-        """Go on with arrivals that are not measured until the measured tasks have ended, or are sure to. In an
-        unstable system they do not: a task that has not begun then counts with its age. warm_up: so many of the
-        first tasks are not measured; unfinished: their mean number while the others came."""
+        """Continue with unmeasured arrivals until the measured tasks have ended or certainly will. In an
+        unstable system they may not: then tasks that have not started count with their age. warm_up: number of
+        unmeasured first tasks; unfinished: mean number of unfinished tasks during the measurement."""
         if self.is_recorded:
             self.drain()
         else:
@@ -225,7 +225,7 @@ class Replication:
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:
-        """Go on without arrivals until every task has ended."""
+        """Continue without arrivals until every task has ended."""
         self.cluster.drain()
 
     @property
@@ -252,8 +252,8 @@ def warm_up_of(tasks: int, rate: float) -> int:
 def measure(
     player: Replication, tasks: int, *, clock: Callable[[], float], started_s: float, parts: int = BATCHES
 ) -> Sample:
-    """Run this many more tasks, in batches, and sum them up. Everything before counts as the warm-up. The last tasks
-    of a recording are followed to their end, and that time is measured, too."""
+    """Run this many more tasks in batches → their sample. Everything before counts as the warm-up. The last tasks
+    of a recording are followed to their end, and that time is also measured."""
     edges = [player.last + tasks * batch // parts for batch in range(parts + 1)]
     counts = [player.counts()]
     unfinished = []
@@ -353,8 +353,8 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
 
 
 def growth(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Growth of the number of unfinished tasks through the measured part: last batch over first, and as a share of
-    the tasks that arrived between the middles of these; 1.0 and 0.0 if it did not grow from each batch to the next."""
+    """Growth of the number of unfinished tasks over the measured part: last batch over first, and as a share of
+    the tasks that arrived between the middles of both; 1.0 and 0.0 if it did not grow from each batch to the next."""
     each = BATCHES // GROWTH_BATCHES
     batches = [
         fmean(value for sample in samples for value in sample.batches["unfinished"][index * each : (index + 1) * each])

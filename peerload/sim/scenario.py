@@ -26,33 +26,33 @@ if TYPE_CHECKING:
     from peerload.sim.replication import Sample
 
 SEEDS_APART = 100_000
-"""Replication k of seed s draws from seed s times this plus k, so that no two seeds have a replication in common."""
+"""Replication k of seed s uses the random seed s times this plus k, so that no two seeds share a replication."""
 TASKS_LEAST, TASKS_USUAL, TASKS_MOST = 2_000, 20_000, 500_000
 TASKS_AT_REST, TASKS_AT_REST_COMPARED = 2_000, 1_000
-"""Default length of a replication in tasks: this over (1 - load), the second where there are several scenarios,
-within the first two bounds above; never fewer than twice the warm-up. Where that turns out to be too short, the
-scenario is repeated, up to the third bound (`outcome.longer`)."""
+"""Default length of a replication in tasks: this over (1 - load) (the second number for several scenarios),
+within the first two limits above; at least twice the warm-up. If that turns out to be too short, the
+scenario is repeated, up to the third limit (`outcome.longer`)."""
 
 LOAD_MAX, DELAY_S_MAX = 10.0, 1e6
 LIVE = CoreConfig()
 TIMINGS_REFERENCE = ("settle_s",)
 TIMINGS_LIVE = ("settle_s", "tell_s_min", "retry_s_min", "retry_s_max", "answer_backoff_s", "answer_wait_s")
-"""Settings of an agent that hold in the simulator, too, in each of its models; all others are those of an ideal
-world."""
+"""Settings of an agent that also apply in the simulator, for each of its models; all others are those of
+IDEAL_CONFIG."""
 ANSWERS_LATE = 1.01
-"""Factor on the travel time of the last answer to a broadcast, for which answers are awaited."""
+"""A search by broadcast waits for this factor times the travel time of the last answer."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are in simulated seconds: without a trace the mean service time is one second.
+    """Parameters of a simulation. Times are in simulated seconds; without a trace the mean service time is one second.
 
-    policy: a preset by name or file; changes: parameters of it with other values; varied: what else differs between compared
+    policy: a preset by name or file; changes: its parameters with other values; varied: further differences between compared
     scenarios, for their labels; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None = as
-    recorded; hot: number of nodes that get arrivals (0: all); trace: recorded arrivals; service: how long tasks take, None =
-    as recorded; durations: what tasks of a Poisson stream take is drawn from these; modulation: of its rate; classes: a mix
-    of tasks in it; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how
-    long; is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
-    replication, the warm-up included.
+    recorded; hot: number of nodes with arrivals (0: all); trace: recorded arrivals; service: distribution of service times, None =
+    as recorded; durations: the service times of a Poisson stream are drawn from these; modulation: of its rate; classes: its mix
+    of tasks; speeds: one for each node; head_s, head_down: time of a head node for a message, start and duration of its
+    failure; is_live: with the timings of an agent and its whole preset, instead of the reference model's; tasks: length of a
+    replication, including the warm-up.
     """
 
     policy: str
@@ -79,7 +79,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Name of the preset, with what is changed."""
+        """Name of the preset, with the changes."""
         changed = ",".join(
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.changes + self.varied
@@ -106,7 +106,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _mean_slot_s(self) -> float:
-        """Mean slot time of a task: one of several cpus takes as many slots."""
+        """Mean slot time of a task: a task of several cpus occupies as many slots."""
         if self.trace is not None:
             return self._work_of_trace() / len(self.trace)
         if not self.classes:
@@ -116,7 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offered_load(self) -> float:
-        """Load that was asked for, or recorded (infinite if everything came at once)."""
+        """The requested or recorded load (infinite if all tasks arrive at one instant)."""
         if self.load is not None or self.trace is None:
             return self.load or 0.0
         if not self.trace.span_s:
@@ -128,13 +128,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _stretch(self) -> float:
-        """Factor on the pauses of the trace that makes the load."""
+        """Factor on the gaps of the trace that results in the load."""
         if self.load is None or self.trace is None or not self.trace.span_s:
             return 1.0
         return self._work_of_trace() / (self.trace.span_s * self.capacity) / self.load
 
     def _slot_times(self) -> Iterator[float]:
-        """Slot time of each task of the trace; where service times are drawn, the mean of it."""
+        """Slot time of each task of the trace; if service times are drawn, its mean."""
         assert self.trace is not None
         is_drawn = self.service is not None or bool(self.durations)
         durations = itertools.repeat(self.mean_service_s) if is_drawn else self.trace.durations
@@ -149,7 +149,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self._policies().is_central
 
     def unused_readings(self) -> set[str]:
-        """The readings of GPUs by which the load policy goes, if no node has one."""
+        """The GPU readings that the load policy uses, if no node has a GPU."""
         return set() if self.gpus else readings_of(self._policies(), 1) & {"gpus_busy"}
 
     def setup(self) -> Setup:
@@ -170,7 +170,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _config(self) -> CoreConfig:
-        """Core configuration: a search by broadcast waits until all answers can have come, since nothing is ever
+        """Core configuration: a search by broadcast waits just long enough for all answers, since none is ever
         late."""
         names = TIMINGS_LIVE if self.is_live else TIMINGS_REFERENCE
         config = msgspec.structs.replace(IDEAL_CONFIG, **{name: getattr(LIVE, name) for name in names})
@@ -178,7 +178,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
-        """Arrival rate of each node; of a trace its work over the span, in tasks of mean slot time."""
+        """Arrival rate of each node; for a trace, its work over the span, in tasks of mean slot time."""
         if self.trace is not None and not (self.trace.span_s and self._mean_slot_s):
             return [0.0] * self.nodes
         rate = self.offered_load * self.capacity / self._mean_slot_s
@@ -218,16 +218,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return arrivals
 
     def check(self) -> None:
-        """Validate the scenario. Raises ConfigError if a value is out of range, some task could run nowhere, no work makes the
-        load, or the preset cannot be used."""
+        """Validate the scenario. Raises ConfigError if a value is out of range, some task cannot run on any node, the load cannot
+        be reached, or the preset cannot be used."""
         self._check_ranges()
         if self.load is not None and not self.mean_service_s:
-            raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
+            raise ConfigError("trace", "all durations are 0", why=f"such tasks cannot produce a load of {self.load:g}")
         if self.load is not None and self.trace is not None and not self.trace.span_s:
             raise ConfigError(
                 "trace",
                 f"{self.trace.source} has no pauses: all tasks arrive at once",
-                why=f"no stretch of them makes a load of {self.load:g}",
+                why=f"scaling their arrival times cannot produce a load of {self.load:g}",
             )
         if self.trace is not None and (span_s := self.trace.arrivals[-1] * self._stretch) > SPAN_S_MAX:
             why = f"at most {SPAN_S_MAX:g} s from first to last arrival"
@@ -281,7 +281,7 @@ def _check_load(load: float) -> None:
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
-    """Default length of a replication → number of tasks, and of these the warm-up. Raises ConfigError if this is no load."""
+    """Default length of a replication → number of tasks, and of warm-up tasks among them. Raises ConfigError for an invalid load."""
     _check_load(load)
     rate = nodes * slots * load
     usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
@@ -292,8 +292,8 @@ def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> 
 def play(
     scenario: Scenario, seed: int, replication: int, *, clock: Callable[[], float], passed: Callable[[int], object]
 ) -> Sample:
-    """Run one replication. ``clock`` tells the time in s, for the record; ``passed`` is called with the number of
-    tasks that have come since its last call."""
+    """Run one replication. ``clock`` returns the time in s, for the record; ``passed`` is called with the number of
+    tasks that have arrived since its last call."""
     started_s = clock()
     player = Replication(scenario.setup(), seed * SEEDS_APART + replication, watch=UtilizationMonitor(), passed=passed)
     player.play(scenario.warm_up)

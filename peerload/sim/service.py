@@ -1,4 +1,4 @@
-"""Service times: distributions of mean 1, by the names they have on the command line and in reference cases."""
+"""Service times: distributions of mean 1, by their names on the command line and in reference cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServiceTimes(msgspec.Struct, frozen=True):
 
 
 def read_service(text: str) -> ServiceTimes:
-    """Parse ``exp``, ``det``, ``h2:10``, ``bpareto:1.5,1000``. Raises ConfigError that names what is allowed."""
+    """Parse ``exp``, ``det``, ``h2:10``, ``bpareto:1.5,1000``. Raises ConfigError with the allowed values."""
     name, _, rest = text.partition(":")
     try:
         service = ServiceTimes(name, tuple(float(part) for part in rest.split(",") if part.strip()))
@@ -70,7 +70,7 @@ def _hyperexponential(variation: float) -> Draw:
 
 
 def _bounded_pareto(shape: float, ratio: float) -> Draw:
-    """Bounded Pareto distribution: density in proportion to 1 / x^(shape + 1), between a lowest value and ``ratio``
+    """Bounded Pareto distribution: density proportional to 1 / x^(shape + 1), between a lowest value and ``ratio``
     times that."""
     cut = 1 - ratio**-shape
     drawn = math.log(ratio) if shape == 1 else shape / (shape - 1) * (1 - ratio ** (1 - shape))
@@ -81,7 +81,7 @@ def _bounded_pareto(shape: float, ratio: float) -> Draw:
 # -- arrivals that are not Poisson -----------------------------------------------------------------------------------
 
 Rate = Callable[[float], float]
-"""Factor on the mean rate of arrivals at a time; called with times that do not go back."""
+"""Factor on the mean arrival rate at a time; called with non-decreasing times."""
 MODULATIONS = "mmpp:R,L (bursts of R > 1 times the quiet rate, each L on average), daily:A,P (0 < A ≤ 1, period P)"
 BURST_MAX, PERIOD_MAX = 1e4, 1e9
 
@@ -103,7 +103,7 @@ class Modulation(msgspec.Struct, frozen=True):
         return 2 * first / (1 + first) if self.name == "mmpp" else 1 + first
 
     def rate(self, rng: Random) -> Rate:
-        """Draw a course of the factor."""
+        """A random realization of the factor over time."""
         first, length = self.parameters
         if self.name == "daily":
             return lambda at: 1 + first * math.sin(2 * math.pi * at / length)
@@ -119,7 +119,7 @@ class Modulation(msgspec.Struct, frozen=True):
 
 
 def read_modulation(text: str) -> Modulation:
-    """Parse ``mmpp:10,50`` or ``daily:0.8,1000``. Raises ConfigError that names what is allowed."""
+    """Parse ``mmpp:10,50`` or ``daily:0.8,1000``. Raises ConfigError with the allowed values."""
     name, _, rest = text.partition(":")
     try:
         first, length = (float(part) for part in rest.split(","))
@@ -133,7 +133,7 @@ def read_modulation(text: str) -> Modulation:
 
 
 class TaskClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Class of tasks in a mix. share: of the tasks; mean: of its service times, beside the unit."""
+    """Class of tasks in a mix. share: of the tasks; mean: of its service times (simulated s)."""
 
     share: float
     mean: float = 1.0
@@ -143,7 +143,7 @@ class TaskClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_class(text: str) -> TaskClass:
-    """Parse ``share=0.2 mean=10 service=h2:4 cpus=2 gpus=1``, of which all but share may be missing. Raises ConfigError."""
+    """Parse ``share=0.2 mean=10 service=h2:4 cpus=2 gpus=1``. Only share is required. Raises ConfigError."""
     allowed = "share=0.2 mean=10 service=h2:4 cpus=2 gpus=1"
     try:
         fields: dict[str, Any] = dict(part.split("=", 1) for part in text.split())

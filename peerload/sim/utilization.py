@@ -1,8 +1,8 @@
 """Utilization of simulated nodes: how long slots were free, and the CPU readings of an agent's sensors.
 
-A running task keeps as many cores busy as it asked for, and nothing else runs. What was busy is sampled every SAMPLE_S and
-averaged exponentially over AVERAGE_S, as by `agent/sensors/host.py`; in simulated seconds. It is sampled for load
-policies that look at it, and only while it changes.
+A running task keeps its requested cores busy, and nothing else runs. The busy cores are sampled every SAMPLE_S and
+averaged exponentially over AVERAGE_S, as in `agent/sensors/host.py`; in simulated seconds. They are sampled only for load
+policies that use them, and only while they change.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class UtilizationMonitor:
-    """Areas under three curves in slot seconds, O(1) a change.
+    """Areas under three curves in slot seconds, in O(1) for each change.
 
-    free: slots that run nothing; idle_while_waiting: those of them whose node is not the one where tasks wait, while
-    some wait; total: all there are. A task waits while it stands in the queue of a node; one on its way does not. A
-    task of several cpus holds as many slots.
+    free: free slots; idle_while_waiting: free slots, while tasks wait on another node than that of the
+    slot; total: all slots. A task waits while it is in the queue of a node, not while it is being transferred. A
+    task of several cpus occupies as many slots.
     """
 
     __slots__ = ("_free", "_free_now", "_since_s", "_slots_now", "_waiting", "free", "idle_while_waiting", "total")
@@ -48,7 +48,7 @@ class UtilizationMonitor:
         self._slots_now += slots
 
     def look(self, now_s: float, name: str, ledger: Ledger, waiting: int) -> None:
-        """Note the state of a node after an event: what it runs, and how many tasks wait there."""
+        """Record the state of a node after an event: its running tasks, and the number of waiting ones."""
         held = max(len(ledger.running), math.ceil(ledger.cpus_running))
         free = ledger.profile.slots - held
         waits = waiting > 0
@@ -81,46 +81,46 @@ class UtilizationMonitor:
 SAMPLE_S = 1.0
 AVERAGE_S = 5.0
 LITTLE = 0.005
-"""Cores below which a node counts as idle."""
+"""Number of busy cores below which a node counts as idle."""
 READINGS = ("cpus_busy", "gpus_busy")
 SAMPLE = events.LoadSampled(0.0, 0.0, 0)
 """Placeholder in the event heap for the reading of that moment."""
 
 
 class _ReadingsProbe(IdleNode):
-    """A node that notes which of its readings a load policy looks at."""
+    """A node that records which of its readings a load policy uses."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
         self.seen: set[str] = set()
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 -- whatever a node has
-        """Get an attribute, and note that it was read."""
+        """Get an attribute and record the access."""
         if name in READINGS:
             self.seen.add(name)
         return super().__getattribute__(name)
 
 
 def readings_of(policies: PolicySet, gpus: int) -> set[str]:
-    """The readings of sensors that the load policy looks at on a node with this many GPUs: `cpus_busy`, `gpus_busy`."""
+    """The sensor readings that the load policy uses on a node with this many GPUs: `cpus_busy`, `gpus_busy`."""
     node = _ReadingsProbe(gpus)
     for index in (policies.load.load, getattr(policies.load, "gpu_load", None) if gpus else None):
         if index is not None:
             try:
                 index(node)
-            except (Exception, SystemExit):  # noqa: BLE001, S112 -- a policy may fail in any way; that is counted when it is played
+            except (Exception, SystemExit):  # noqa: BLE001, S112 -- a policy may fail in any way; the simulation counts that
                 continue
     return node.seen
 
 
 def check_modelled(policies: PolicySet, gpus: int, modelled: tuple[str, ...]) -> None:
-    """Raises ConfigError if the load policy goes by a reading that the simulation has not."""
+    """Raises ConfigError if the load policy uses a reading that the simulation does not model."""
     missing = sorted(readings_of(policies, gpus) - set(modelled))
     if missing:
         raise ConfigError(
             "load.policy",
             f"{policies.names['load']!r} cannot be simulated",
-            why=f"it goes by {' and '.join(missing)}, which this simulation does not model",
+            why=f"it uses {' and '.join(missing)}, which this simulation does not model",
             hint='peerload sim --policy PRESET, whose table [load] has  policy = "tasks"',
         )
 

@@ -1,1 +1,1 @@
-"""Text for people that the command line and `top` share: tables, sizes and times, rows of tasks."""
+"""Text output that the command line and `top` share: tables, sizes and times, rows of tasks."""

@@ -1,4 +1,4 @@
-"""Text for people: tables, sizes, times, and messages on stderr."""
+"""Human-readable text: tables, sizes, times, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
 INSTANT_S_MAX = 253_402_300_799
-"""The end of the year 9999 as a Unix time: greater numbers, of a node that lies or has no clock, are not shown as times."""
+"""The end of the year 9999 as a Unix time. Larger numbers, from a broken or malicious node, are not shown as times."""
 NUMBER_MAX = 1e300
-"""Greater numbers, infinity and what is not a number are not shown."""
+"""Larger numbers, infinity and NaN are not shown."""
 CELL_WIDTH_MIN = 8
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
@@ -58,10 +58,10 @@ def table(
     left_out: Sequence[str] = (),
     paint: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[str]:
-    """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
+    """Lines of aligned columns, each cell made `printable`; the columns in ``right`` are aligned to the right.
 
-    columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened, the
-    first one first, one with a number down to that width; then those in ``left_out`` are dropped, the first one first; at
+    columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened in
+    order, to the given minimum width if there is one; then the columns in ``left_out`` are dropped in order; at
     last the widest ones are shortened, so that no row wraps. paint: for a heading, the colour of a cell by its first word.
     """
     cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
@@ -135,7 +135,7 @@ def _fitted(
 def _narrow(
     widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str | tuple[str, int]]
 ) -> None:
-    """Shorten the columns that give way, as far as their headings allow."""
+    """Shorten the columns in ``gives_way``, but not below the width of their headings."""
     excess = _excess(widths, columns)
     for one in gives_way:
         name, width_min = (one, CELL_WIDTH_MIN) if isinstance(one, str) else one
@@ -158,7 +158,7 @@ def shortened(text: str, width_max: int = 48) -> str:
 
 
 def size_text(size_bytes: object) -> str:
-    """``1.5 GiB``; a dash if it is not known."""
+    """Text such as ``1.5 GiB``; a dash if not known."""
     if not isinstance(size_bytes, (int, float)) or isinstance(size_bytes, bool):
         return "-"
     amount = float(size_bytes)
@@ -170,11 +170,11 @@ def size_text(size_bytes: object) -> str:
 
 
 def duration_text(duration_s: object) -> str:
-    """``0.4s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; a dash if it is not known."""
+    """Text such as ``0.4s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; a dash if not known."""
     if not isinstance(duration_s, (int, float)) or isinstance(duration_s, bool):
         return "-"
     seconds = max(0.0, float(duration_s))
-    if not seconds <= INSTANT_S_MAX:  # also what is not a number
+    if not seconds <= INSTANT_S_MAX:  # includes NaN
         return "-"
     if seconds < 10:  # noqa: PLR2004 -- below that, tenths matter
         return f"{seconds:.1f}s"
@@ -189,7 +189,7 @@ def duration_text(duration_s: object) -> str:
 
 
 def ago_text(seconds: float) -> str:
-    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``; a dash for other values."""
+    """Text such as ``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``; a dash for other values."""
     if not abs(seconds) <= INSTANT_S_MAX:
         return "-"
     for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
@@ -199,17 +199,17 @@ def ago_text(seconds: float) -> str:
 
 
 def number_text(number: object, digits: int = 2) -> str:
-    """A number without needless zeros; a dash if it is not known."""
+    """A number without trailing zeros; a dash if not known."""
     if not isinstance(number, (int, float)) or isinstance(number, bool):
         return "-"
-    if not abs(number) <= NUMBER_MAX:  # also what is not a number
+    if not abs(number) <= NUMBER_MAX:  # includes NaN
         return "-"
     rounded = round(float(number), digits)
     return f"{rounded:.0f}" if rounded == int(rounded) else f"{rounded:.{digits}f}"
 
 
 def counted(number: int, what: str) -> str:
-    """``1 node``, ``2 nodes``: for nouns with a plural in s."""
+    """Text such as ``1 node`` or ``2 nodes``, for nouns with a plural in s."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -231,7 +231,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_result(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    """The result of a verb on stdout: as one JSON object, or as lines for people."""
+    """Print the result of a verb on stdout: as one JSON object, or as lines of text."""
     if as_json:
         print_json(value)
     else:
@@ -239,7 +239,7 @@ def print_result(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) 
 
 
 def json_line(value: dict[str, Any]) -> str:
-    """JSON of an object on one line, with the version of its form."""
+    """JSON of an object on one line, with the version of the format."""
     import json
 
     return json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n"

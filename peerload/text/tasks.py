@@ -1,5 +1,5 @@
-"""Tasks as text: rows, states, times, commands, members of an array that share a row; the answer of `why`; and the
-waterfall of `trace`: spans from the history at home, and from the events of the nodes where attempts of the task were."""
+"""Tasks as text: rows, states, times, commands, members of an array that share a row; the answer to `why`; and the
+waterfall of `trace`: spans from the history at home and from the events of the nodes that had attempts of the task."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
 REASON_WIDTH_MIN = 16
 COMMAND_WIDTH_MAX = 40
-"""Width if stdout is not a terminal; on a terminal the command takes the room that is left."""
+"""Width if stdout is not a terminal; on a terminal the command gets the remaining width."""
 STATE_COLOURS = {
     "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
     "held": "yellow", "unreachable": "red",
 }  # fmt: skip
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
 LEFT_OUT_FIRST = ("WHEN", "EXIT", "COMMAND", "REASON", "TIME", "NODE", "NAME")
-"""Columns that a narrow terminal does without, in this order."""
+"""Columns that are dropped on a narrow terminal, in this order."""
 NAME_WIDTH_MAX = 32
 
 
 def elapsed_s(task: dict[str, Any], now: float) -> float | None:
-    """Seconds that a task has run; of one that has not started, seconds since it was submitted."""
+    """Seconds that a task has run, or seconds since its submission if it has not started."""
     start, end = task.get("started_at") or task.get("submitted_at"), task.get("ended_at") or now
     return float(end - start) if isinstance(start, (int, float)) and isinstance(end, (int, float)) and start else None
 
 
 def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """The tasks of several nodes in the order of submission. Of more than ``limit`` the unfinished ones are kept first, then the newest."""
+    """The tasks of several nodes in the order of submission, at most ``limit``: unfinished ones first, then the newest."""
     if len(found) > limit:
         found = sorted(found, key=lambda task: (task.get("state") in ENDED, -float(task.get("submitted_at") or 0)))[
             :limit
@@ -47,11 +47,11 @@ def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 def say_missing(reply: dict[str, Any]) -> None:
     for node in reply.get("missing") or ():
-        say(f"without the tasks of {node.get('node')}: {node.get('why')}", "who is there:  peerload nodes")
+        say(f"without the tasks of {node.get('node')}: {node.get('why')}", "states of the nodes:  peerload nodes")
 
 
 def exit_text(task: dict[str, Any]) -> str:
-    """``0``, ``3``, ``signal 9``; a dash before its end."""
+    """The exit as text: ``0``, ``3``, ``signal 9``; a dash before the end."""
     if task.get("signal"):
         return f"signal {task['signal']}"
     code = task.get("exit_code")
@@ -80,24 +80,24 @@ def state_text(task: dict[str, Any], now: float) -> str:
 
 
 BY_SIGNAL = "ended by signal "
-"""Begin of the reason of a task that a signal ended."""
+"""Prefix of the reason of a task that a signal ended."""
 
 
 def beyond_code(task: dict[str, Any]) -> str:
-    """The reason of an ended task, as far as its exit code or signal does not tell it."""
+    """The reason of an ended task, without a part that only repeats the exit code or signal."""
     said = str(task.get("reason") or "").removeprefix(f"exit code {task.get('exit_code')}").removeprefix("; ")
     return "" if said.startswith(BY_SIGNAL) else said
 
 
 def _reason(task: dict[str, Any]) -> str:
-    """The reason of its state. If a failed task has no reason but its exit code, the last line that it wrote to stderr."""
+    """The reason of its state. For a failed task with only an exit code, the last line that it wrote to stderr."""
     reason = str(task.get("reason") or "")
     is_code = reason in ("", f"exit code {task.get('exit_code')}")
     return str(task.get("error_line") or reason) if is_code else reason
 
 
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:
-    """Tasks as lines for `ls`: the cells of `row`, a time and the command; the column of reasons only if there are any."""
+    """Tasks as lines for `ls`: the cells of `row`, a time and the command; the column of reasons only if it is not empty."""
     headings = [*HEADINGS[:-1], "WHEN", "COMMAND", HEADINGS[-1]]
     width = max(columns, COMMAND_WIDTH_MAX)
     rows = []
@@ -134,7 +134,7 @@ def steps_table(steps: list[dict[str, Any]]) -> list[str]:
 
 
 def command_text(argv: object) -> str:
-    """An argv as one could type it, harmless to a terminal."""
+    """An argv quoted for a shell, with escapes that are safe on a terminal."""
     import shlex
 
     return printable(shlex.join(map(str, argv))) if isinstance(argv, list) else "-"
@@ -177,7 +177,7 @@ def own_names() -> tuple[str, ...]:
 
 
 def is_mine(task: dict[str, Any], own: tuple[str, ...] = ()) -> bool:
-    """True if a task is this user's; one without a user is everybody's. ``own``: the result of `own_names`, for many tasks."""
+    """True if a task is this user's, or has no user. ``own``: the result of `own_names`, for calls with many tasks."""
     user = task.get("user")
     return user in (None, "") or str(user) in (own or own_names())
 
@@ -194,7 +194,7 @@ def collapsed(tasks: list[str]) -> list[str]:
 
 
 def array_of(task: str) -> str:
-    """The id without its member: `ws1/42` for `ws1/42.7`. The name of a node may have dots, too."""
+    """The id without the member: `ws1/42` for `ws1/42.7`. The name of a node may contain dots."""
     node, slash, number = task.rpartition("/")
     return node + slash + number.partition(".")[0]
 
@@ -203,7 +203,7 @@ RANGES_NAMED_MAX = 3
 
 
 def as_row(task: dict[str, Any]) -> dict[str, Any]:
-    """The task as it is listed: one that stands for several members has their ranges and count as its id."""
+    """The task as a row: if it represents several members, its id is their ranges and count."""
     members = task.get("members")
     if not isinstance(members, dict):
         return task
@@ -220,7 +220,7 @@ def number_of(task: dict[str, Any]) -> int:
 
 
 def ranges(spans: object) -> str:
-    """``1-5,8``: at most the first RANGES_NAMED_MAX of them."""
+    """Ranges as text, such as ``1-5,8``: at most the first RANGES_NAMED_MAX."""
     pairs = [span for span in spans if isinstance(span, (list, tuple))] if isinstance(spans, (list, tuple)) else []
     text = ",".join("-".join(dict.fromkeys(map(str, span))) for span in pairs[:RANGES_NAMED_MAX])
     return text + (",…" if len(pairs) > RANGES_NAMED_MAX else "")
@@ -303,7 +303,7 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
 
 
 def _decided(decision: object, now: float) -> list[str]:
-    """The last decision of the policy, and the facts that it had."""
+    """The last decision of the policy, and its inputs."""
     if not isinstance(decision, dict):
         return []
     asked = [
@@ -321,7 +321,7 @@ def _decided(decision: object, now: float) -> list[str]:
 
 
 def _cost_text(cost: dict[str, Any]) -> str:
-    """``812 J and 60 J to wake in 5 s at 0.31 a kWh, estimated``."""
+    """Text such as ``812 J and 60 J to wake in 5 s at 0.31 a kWh, estimated``."""
     price = f" at {number_text(cost['price'])} a kWh" if cost.get("price") is not None else ""
     wake = f" and {cost['wake_joules']:.4g} J to wake in {cost['wake_s']:.3g} s" if cost.get("wake_s") else ""
     quality = "" if cost.get("quality") == "measured" else f", {cost.get('quality')}"
@@ -348,7 +348,7 @@ _ELSEWHERE = {
     "parked": "runs",
     "ended": "output home",
 }
-"""Name of the span that begins with each state of an attempt; any other state ends a span."""
+"""The span that begins with each state of an attempt; any other state ends a span."""
 _CHORES = {"saved": "output file written", "notified": "notified", "abandoned": "given up", "postponed": "postponed"}
 
 
@@ -361,8 +361,8 @@ def executors_of(task: Mapping[str, Any]) -> list[str]:
 def trace_spans(
     task: Mapping[str, Any], events: Mapping[str, list[dict[str, Any]]], now: float
 ) -> list[dict[str, Any]]:
-    """Spans `name node began ended attempt reason own_clock`, by their beginning; ended is null while it goes on, and began for a
-    moment. task: as `show` tells it; events: of the home (chores) and of each executor (attempts)."""
+    """Spans `name node began ended attempt reason own_clock`, sorted by start. ended is null for an open span, and equal
+    to began for an instant. task: answer to `show`; events: of the home (chores) and of each executor (attempts)."""
     home, steps = task["home"], task["history"]
     found = [
         _span(_AT_HOME.get(step["state"], step["state"]), home, step, step if step["state"] in ENDED else after)

@@ -1,4 +1,4 @@
-"""Sizes and durations as people type them, with units."""
+"""Parsers for sizes and durations with units."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CLOCK_PARTS = 3
 
 
 def invalid(why: str) -> Exception:
-    """The argparse.ArgumentTypeError for a value. Most commands have none, and start sooner without argparse."""
+    """The argparse.ArgumentTypeError for a value. argparse is imported here, since most commands do not need this error."""
     import argparse
 
     return argparse.ArgumentTypeError(why)
 
 
 def size(text: str, least: int = 1) -> int:
-    """Bytes: ``8G`` and ``8GiB`` are 8 times 2^30 bytes, ``8GB`` is 8 times 10^9. A bare number is refused."""
+    """Bytes from a size: ``8G`` and ``8GiB`` are 8 times 2^30 bytes, ``8GB`` is 8 times 10^9. A bare number is refused."""
     number, unit = _split_unit(text)
     if not unit and number is not None:
         raise invalid(f"{text!r} has no unit: {text}G is {text} GiB, {text}M is {text} MiB; which is meant?")
@@ -32,7 +32,7 @@ def size(text: str, least: int = 1) -> int:
 
 
 def duration(text: str) -> float:
-    """Seconds: ``30s``, ``90m``, ``2h``, ``1d``, ``1h30m``, ``0:30:00``, ``1-12:00:00``. A bare number is refused."""
+    """Seconds from a duration: ``30s``, ``90m``, ``2h``, ``1d``, ``1h30m``, ``0:30:00``, ``1-12:00:00``. A bare number is refused."""
     if ":" in text:
         return _clock(text)
     number, unit = _split_unit(text)

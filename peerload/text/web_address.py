@@ -1,4 +1,4 @@
-"""Address of the web server: for the server itself, and for the check of the settings that name it."""
+"""Address of the web server, for the server and for the check of its settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The live view of the cluster."""
+"""The live view of the cluster (`peerload top`)."""

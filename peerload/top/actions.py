@@ -1,4 +1,4 @@
-"""Keys and actions of `top`. Each action is a command of the command line, shown as it would be typed, and done the same way."""
+"""Keys and actions of `top`. Each action is equivalent to a command of the command line, which is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Key(NamedTuple):
-    """Keys of one action. names: as Textual calls them; shown: as the help shows them; changes: True if it changes the
+    """Keys of one action. names: in Textual; shown: in the help; changes: True if it changes the
     cluster, which ``--readonly`` refuses; hint: its label in the last line, "" for none."""
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 
 KEYS = (
-    Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; one without room gets room first"),
+    Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; a pane without space gets space first"),
     Key(("tab",), "Tab", "focus_next", "the next pane: nodes, tasks, events"),
     Key(("shift+tab",), "Shift-Tab", "focus_previous", "the previous pane"),
     Key(("enter",), "Enter", "open", "expand or collapse an array; elsewhere as z", hint="open"),
@@ -89,7 +89,7 @@ SIGNALS = {
 
 
 class Action(NamedTuple):
-    """Change of the cluster, with the command line that does the same. words: that command line; verb, requests: the
+    """Change of the cluster. words: the equivalent command line; verb, requests: the
     requests to the agent, in order; asks: the question to confirm, "" for none."""
 
     words: tuple[str, ...]
@@ -156,7 +156,7 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
         return ActionRefused("these are some members of an array: choose the row of the array")
     over = [row for row in rows if row.get("state") in (*view_state.OVER, "unknown")]
     if not over:
-        what = "is neither held nor has it ended" if len(rows) == 1 else "are neither held nor have they ended"
+        what = "is neither held nor ended" if len(rows) == 1 else "are neither held nor ended"
         return ActionRefused(f"{_called(rows)} {what}: {_states(rows)}")
     names = _refs(over)
     requests: tuple[dict[str, object], ...] = tuple({"token": secrets.token_hex(16), "task": name} for name in names)
@@ -167,7 +167,7 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
 
 
 ON_TASKS = {"cancel": cancel, "hold": hold, "release": release}
-"""The change that a key makes to the chosen tasks."""
+"""The changes to the chosen tasks, by key."""
 
 
 def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
@@ -215,9 +215,9 @@ def _states(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
-    """Have a node take no more tasks; one that is drained takes them again. asked: the node that is asked to do it."""
+    """Drain a node, or undrain a drained one. asked: the node that receives the request."""
     if node is None:
-        return ActionRefused("no node is chosen: Tab goes to the nodes")
+        return ActionRefused("no node is chosen: press Tab to go to the nodes")
     if node.state != "alive":
         return ActionRefused(f"{node.name} is {node.state}")
     verb = "undrain" if node.facts.get("drained") else "drain"

@@ -161,8 +161,8 @@ HINTED_ALWAYS = ("help", "quit")
 """Keys that the last line always shows."""
 BORDER = 2
 FAR = 1_000_000
-"""A step beyond the end of any table."""
-CHOOSE_TASK, CHOOSE_NODE = "no task is chosen", "choose a node first: Tab goes to the nodes"
+"""A step larger than any table."""
+CHOOSE_TASK, CHOOSE_NODE = "no task is chosen", "choose a node first: press Tab to go to the nodes"
 
 
 class TopApp(App[int]):
@@ -171,7 +171,7 @@ class TopApp(App[int]):
 
     TITLE = "peerload top"
     ENABLE_COMMAND_PALETTE = False
-    AUTO_FOCUS = None  # keys are for the panes, until the filter is asked for
+    AUTO_FOCUS = None  # keys go to the panes until the filter is opened
     CSS = """
     Screen { background: ansi_default; layers: panes; }
     .pane { position: absolute; }
@@ -203,7 +203,7 @@ class TopApp(App[int]):
         self.log_page: LogPage | None = None
         self.places: dict[str, Place] = {}
         self.menu = ""
-        """The menu that takes the next letter: sort or signal, "" for none."""
+        """The menu that receives the next letter: sort or signal, "" for none."""
         self.asked: actions.Action | None = None
         self.message: tuple[str, str, float] = ("", "", 0.0)
         self.panes = {name: LineList(name) for name in ("header", *PANES.values(), "footer")}
@@ -219,7 +219,7 @@ class TopApp(App[int]):
         )
 
     def _later(self, method: Callable[..., None]) -> Callable[..., None]:
-        """A wrapper of the method for other threads: it is called in the event loop, and not after the end of the
+        """Wrap a method for other threads, so that it is called in the event loop, and not after the end of the
         program."""
 
         def post(*args: object) -> None:
@@ -262,7 +262,7 @@ class TopApp(App[int]):
         raise error  # a bug ends the program
 
     def _sampled(self, sample: model.TopSample) -> None:
-        """Apply a sample, also one that arrives after the view was paused: the next one has only later changes."""
+        """Apply a sample, even after a pause, since the next sample has only later changes."""
         self.world.take(sample)
         self.look.rows("tasks")
         self.look.rows("nodes")
@@ -299,7 +299,7 @@ class TopApp(App[int]):
                 self.tail.uses.take(told)
 
     def _done(self, text: str, style: str) -> None:
-        """Show the result of an action, and take a new sample at once."""
+        """Show the result of an action, and take a new sample immediately."""
         self.say(text, style)
         self._sampler.sample_now()
 
@@ -333,7 +333,7 @@ class TopApp(App[int]):
         self._usage.want({} if page is not None or is_paused else self.look.measured())
 
     def _in_background(self, command: str, work: Callable[[], None]) -> None:
-        """Send requests to the agent in a thread of their own; an error becomes the result of the command."""
+        """Send requests to the agent in a separate thread; an error becomes the result of the command."""
 
         def guarded() -> None:
             try:
@@ -514,7 +514,7 @@ class TopApp(App[int]):
 
     def _do_filter(self) -> None:
         if self.look.focus not in TABLES:
-            self.say("nodes and tasks can be filtered: Tab goes there", "warn")
+            self.say("only nodes and tasks can be filtered: press Tab", "warn")
             return
         field = self.filter_input
         field.value = self.look.filters[self.look.focus]
@@ -540,7 +540,7 @@ class TopApp(App[int]):
 
     def _do_sort(self) -> None:
         if self.look.focus not in TABLES:
-            self.say("nodes and tasks can be sorted: Tab goes there", "warn")
+            self.say("only nodes and tasks can be sorted: press Tab", "warn")
             return
         self.menu = "sort"
         self.paint()
@@ -596,7 +596,7 @@ class TopApp(App[int]):
 
     def _do_mark(self) -> None:
         if self.look.focus != "tasks":
-            self.say("tasks can be marked: Tab goes there", "warn")
+            self.say("only tasks can be marked: press Tab", "warn")
             return
         self.look.mark()
         self._chosen()
@@ -619,7 +619,7 @@ class TopApp(App[int]):
         if self.look.focus != "nodes":
             self.say(CHOOSE_NODE, "warn")
             return
-        asked = "" if self.at else self.world.node  # the node at the socket need not be named
+        asked = "" if self.at else self.world.node  # requests to the agent at the socket need no node name
         self._propose(actions.drain(self.look.node(), asked))
 
     def _propose(self, action: actions.Action | actions.ActionRefused) -> None:

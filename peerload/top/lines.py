@@ -41,8 +41,8 @@ _PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─�
 
 
 def plain(value: object) -> str:
-    r"""Foreign text as it may stand in a cell: what `printable` escapes, and besides whatever has no width or an unsure
-    one (zero-width characters, joiners, variation selectors, piled-up marks) as ``\u200b``."""
+    r"""Foreign text in a form that is safe in a cell: `printable`, and besides escapes such as ``\u200b`` for characters of
+    zero or uncertain width (zero-width characters, joiners, variation selectors, stacked marks)."""
     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
     text = text[:LINE_CHARS_MAX]
     if text.isascii() and text.isprintable():
@@ -160,7 +160,7 @@ def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0) 
 
 
 def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool) -> list[Line]:
-    """Draw a frame with a title around the lines, exactly ``width`` by ``height``; blank lines if there is no room for
+    """Draw a frame with a title around the lines, exactly ``width`` by ``height``; blank lines if that is too small for
     a frame."""
     if height < 2 or width < 6:  # noqa: PLR2004 -- a frame around nothing
         return [fitted([], max(width, 0)) for _ in range(max(height, 0))]
@@ -179,7 +179,7 @@ def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus
     return drawn
 
 
-# The sixteen colours of the terminal itself: they fit whatever background its user likes.
+# The sixteen colours of the terminal's own theme, which fit any background.
 STYLES = {
     "": Style(),
     "bold": Style(bold=True),

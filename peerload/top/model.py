@@ -34,8 +34,8 @@ ENDINGS = ("done", "failed", "cancelled")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TopSample:
-    """Sample of the cluster. at: when (Unix s); answer: of the agent (`overview` of docs/wire.md); ended: the tasks that ended
-    last, members of an array that are done or were cancelled as one of each; None if these have not changed."""
+    """Sample of the cluster. at: time (Unix s); answer: of the agent (`overview` of docs/wire.md); ended: the newest ended
+    tasks, with one row for all done and one for all cancelled members of an array; None if unchanged."""
 
     at: float
     answer: dict[str, Any]
@@ -194,7 +194,7 @@ class TopModel:
     def __init__(self) -> None:
         self.turn = 0
         self.turns = {"nodes": 0, "tasks": 0}
-        """The turn in which rows of each table changed last."""
+        """For each table, the turn of the last change."""
         self.agent: dict[str, Any] = {}
         self.nodes: dict[str, NodeModel] = {}
         self.tasks: dict[str, dict[str, Any]] = {}
@@ -205,7 +205,7 @@ class TopModel:
         self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
         self.sums: dict[str, float] = {}
         self.used: dict[str, dict[str, Any]] = {}
-        """Usage of running tasks, as far as it was asked for (`usage` of docs/wire.md)."""
+        """Usage of running tasks that was requested (`usage` of docs/wire.md)."""
         self.seen_at = 0.0
         self.lost_because = ""
         self.lost_at = 0.0
@@ -241,7 +241,7 @@ class TopModel:
         self.lost_because = why or "it does not answer"
 
     def _forget_all(self) -> None:
-        """Drop everything, because another agent answers now."""
+        """Drop everything, because a different agent answers now."""
         self.nodes.clear()
         for tasks in (self.tasks, self.guests, self.ended, self.used):
             tasks.clear()
@@ -251,7 +251,7 @@ class TopModel:
         self._last_event = 0
 
     def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Store the current usage of some tasks; drop that of tasks that do not run any more."""
+        """Store the current usage of some tasks; drop the usage of tasks that no longer run."""
         self.used |= {str(one.get("id") or ""): dict(one) for one in told}
         self.used = {name: one for name, one in self.used.items() if self.runs(name)}
 
@@ -298,7 +298,7 @@ class TopModel:
             kept[str(task.get("id") or "")] = task | {"state": UNREACHABLE} if is_unreachable else task
 
     def _take_events(self, events: Sequence[dict[str, Any]]) -> None:
-        if events and number(events[-1].get("number")) < self._last_event:  # the agent has another database now
+        if events and number(events[-1].get("number")) < self._last_event:  # the agent has a new database
             self.events.clear()
             self._last_event = 0
         for event in events:
@@ -309,7 +309,7 @@ class TopModel:
             self.events.append(event)
 
     def _sum_up(self) -> None:
-        """The sums over the nodes that are there, and one more value in each series."""
+        """Compute the sums over the live nodes, and append a value to each series."""
         keys = ("cpus", "cpus_busy", "mem_bytes", "mem_used_bytes", "tasks_running", "tasks_queued")
         sums = dict.fromkeys((*keys, "gpus", "gpu_busy", "gpu_mem_bytes", "gpu_mem_used"), 0.0)
         for node in self.nodes.values():
@@ -332,7 +332,7 @@ class TopModel:
         self.cluster["gpu"].append(share(sums["gpu_busy"], sums["gpus"]))
         self.cluster["gpu_mem"].append(share(sums["gpu_mem_used"], sums["gpu_mem_bytes"]))
 
-    # -- who runs for whom ---------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def ours_by_node(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -351,12 +351,12 @@ class TopModel:
         return found
 
     def task(self, name: str) -> dict[str, Any] | None:
-        """A task of this home, or a remote task that is here; None if it is gone."""
+        """A task of this home, or a remote task on this node; None if it no longer exists."""
         return self.tasks.get(name) or self.guests.get(name) or self.ended.get(name)
 
     @property
     def more_wait(self) -> bool:
-        """True if more tasks of this home wait than the agent lists one by one."""
+        """True if more tasks of this home wait than the agent lists individually."""
         known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
         return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
@@ -384,11 +384,11 @@ def share(part: object, whole: object) -> float | None:
 
 EVERY_S = 1.0
 AGENT_SHARE_MAX = 0.01
-"""An agent that spends more than this share of its time on the answers is sampled less often."""
+"""If the agent would spend more than this share of its time on answers, it is sampled less often."""
 USED_WITHIN_S = 1.5
 """Timeout of a usage request to a node."""
 AWAY_S = 15.0
-"""Pause before a silent node is asked again."""
+"""Pause before the next request to a silent node."""
 PAUSE_S_MAX = 5.0
 PAUSE_S_MIN = 0.2
 """Pause between two samples, however long the first one took."""
@@ -401,8 +401,8 @@ def reason(error: BaseException) -> str:
 
 
 class Watcher(threading.Thread):
-    """A thread that runs ``work`` and ends with the program. ``broke(error)`` gets a bug in it, which must not stay
-    hidden."""
+    """A thread that runs ``work`` and ends with the program. ``broke(error)`` receives an unexpected exception, which must not
+    stay hidden."""
 
     def __init__(self, name: str, work: Callable[[], None], broke: Callable[[Exception], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -412,7 +412,7 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 -- whatever it is, whoever looks is told
+        except Exception as error:  # noqa: BLE001 -- any error is shown to the user
             self._broke(error)
 
 
@@ -461,7 +461,7 @@ class Sampler(Watcher):
         self._hurry.set()
 
     def sample_now(self) -> None:
-        """Take a sample at once, after a change."""
+        """Take a sample immediately, after a change."""
         self._hurry.set()
 
     def end(self) -> None:
@@ -544,4 +544,4 @@ class UsageReader:
                     self._used(client.call("usage", at=node, tasks=tasks)["tasks"])
             except PeerloadError:
                 self._not_before_s[node] = time.monotonic() + AWAY_S
-        time.sleep(PAUSE_S_MIN)  # however fast somebody scrolls
+        time.sleep(PAUSE_S_MIN)  # limits the requests of a user who scrolls fast

@@ -49,7 +49,7 @@ class UsagePanel:
         self.processes = int(_value(told.get("processes")) or 0)
 
     def words(self) -> str:
-        """The newest figures as text, for where there is no room for graphs; "" if there are none."""
+        """The newest figures as text, for panes without space for graphs; "" if there are none."""
         parts = [] if self.cpus.now is None else [f"{self.cpus.now:.1f} cpus"]
         parts += [] if self.memory.now is None else [size_text(self.memory.now)]
         return " ".join(parts)
@@ -122,7 +122,7 @@ class Tail:
         for stream in (1, 2):
             text = bytes(data[stream][-self.tail_bytes :]).decode("utf-8", "backslashreplace")
             for line in text.removesuffix("\n").split("\n")[-self._lines_kept // 2 :] if text else ():
-                shown = line.rstrip("\r").rpartition("\r")[2]  # of what overwrites itself, what it says now
+                shown = line.rstrip("\r").rpartition("\r")[2]  # the final state of a line that overwrites itself
                 self.lines.append((stream, shown.expandtabs(8)))
 
 
@@ -359,7 +359,7 @@ def _gpu_lines(gpus: object, width: int) -> list[Line]:
     return lines
 
 
-# -- where the panes are, and the other panes --------------------------------------------------------------------------
+# -- layout, and the other panes ---------------------------------------------------------------------------------------
 
 METER_CELLS_MAX = 30
 EVENT_STYLES = {
@@ -376,7 +376,7 @@ TASKS_HEIGHT = 12
 """Lines that the tasks get before other panes, if there is not room for all."""
 WEIGHTS = {"nodes": 3, "tasks": 4, "detail": 3, "events": 2}
 IMPORTANCE = ("tasks", "nodes", "cluster", "detail", "events")
-"""Panes in the order in which they get room."""
+"""Panes in the order in which they get space."""
 
 
 class Place(NamedTuple):
@@ -396,8 +396,8 @@ def layout(
     zoomed: str = "",
     nodes: int = 0,
 ) -> dict[str, Place]:
-    """Places of the visible panes within ``width`` by ``height`` cells. ``wanted_first``: panes that get room before
-    others; ``zoomed``: the only pane that is shown; nodes: their number, since few need little room."""
+    """Places of the visible panes within ``width`` by ``height`` cells. ``wanted_first``: panes that get space before
+    others; ``zoomed``: the only pane that is shown; nodes: the number of nodes, since few need little space."""
     if width <= 0 or height <= 0:
         return {}
     if zoomed:
@@ -566,14 +566,14 @@ def cluster_lines(world: TopModel, width: int, *, wide: bool) -> list[Line]:
 
 
 def sizes_text(part: float | None, whole: float | None) -> str:
-    """``4.1 / 70.6 GiB``, both in the unit that fits the whole."""
+    """Text such as ``4.1 / 70.6 GiB``, both in the unit of the total."""
     amount, unit = size_text(whole or 0.0).split()
     factor = float(amount) / whole if whole else 0.0
     return f"{number_text((part or 0.0) * factor, 1)} / {number_text(float(amount), 1)} {unit}"
 
 
 def _meter(label: str, series: Series, says: str, width: int) -> Line:
-    """``cpu ■■■■■■■■ 45%  232 / 512 ▁▂▃``, exactly ``width`` cells."""
+    """Line such as ``cpu ■■■■■■■■ 45%  232 / 512 ▁▂▃``, exactly ``width`` cells."""
     share = series.now
     text_cells = 19 if width >= 46 else 0  # noqa: PLR2004 -- narrower, bar and percentage are enough
     room = width - 5 - 6 - text_cells - (1 if text_cells else 0)

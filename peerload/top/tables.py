@@ -32,7 +32,7 @@ REGIONS = {"underloaded": ("○ under", "good"), "normal": ("◐ normal", ""), "
 NO_DIRECTORY = "no directory"
 STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
-"""Extra cells of a stretching column, at most, while another one can grow."""
+"""Maximum extra cells of a stretching column while another one can grow."""
 USER_CELLS_MAX = 8
 COMMAND_CELLS_MIN = 14
 NAME_CELLS_MAX = 22
@@ -40,8 +40,8 @@ NAME_CELLS_MAX = 22
 
 
 class Column(NamedTuple):
-    """Column of a table. ``cell(row)`` gives its spans; rank: columns of the greatest rank are left out first on a narrow
-    terminal; stretches: takes the remaining width; letter: the key that sorts by it."""
+    """Column of a table. ``cell(row)`` returns its spans; rank: columns of the highest rank are dropped first on a narrow
+    terminal; stretches: fills the remaining width; letter: the key that sorts by it."""
 
     heading: str
     width: int

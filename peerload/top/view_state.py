@@ -1,6 +1,6 @@
 """View of the cluster: panes, filtered and sorted rows, the chosen row. The known members of an array are one row,
-which can be expanded. The choice is kept by name: a row that moves in the table stays chosen, unless it moves to the
-ended ones."""
+which can be expanded. The choice is stored by name: a row that moves in the table stays chosen, unless it moves to the
+ended tasks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def number_in(task: dict[str, Any]) -> int:
 
 
 def refs(task: dict[str, Any]) -> tuple[str, ...]:
-    """References to the tasks of a row, for requests. A guest array is named by its members: the others are not
-    here."""
+    """References to the tasks of a row, for requests. For a guest array these are its members on this node, not the
+    array."""
     return task.get("refs") or (str(task.get("id")),)
 
 
@@ -53,12 +53,12 @@ def running(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def key_of(task: dict[str, Any]) -> str:
-    """Name of a row that stays while its id, which may be a list of ranges, changes."""
+    """Stable name of a row, since its id may be a list of ranges that changes."""
     return str(task.get("row") or task.get("id") or "")
 
 
 def counts_text(counts: dict[str, int], *, partial: bool = False) -> str:
-    """``4 running  180 queued``; partial: more tasks wait than are listed."""
+    """Text such as ``4 running  180 queued``; partial: more tasks wait than are listed."""
     return " ".join(
         f"{count}{'+' if partial and state in ('queued', 'held') else ''} {state}" for state, count in counts.items()
     )
@@ -118,7 +118,7 @@ PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events
 TABLES = ("nodes", "tasks")
 FILTER_CHARS_MAX = 200
 MEASURED_MAX = 64
-"""Bound of tasks whose usage is requested: as many as one answer has."""
+"""Maximum number of tasks whose usage is requested, the limit of one answer."""
 
 NODE_ORDERS: dict[str, tuple[str, Callable[[NodeModel], object]]] = {
     "n": ("name", lambda node: node.name),
@@ -130,7 +130,7 @@ NODE_ORDERS: dict[str, tuple[str, Callable[[NodeModel], object]]] = {
     "t": ("tasks", lambda node: -number(node.facts.get("tasks_running"))),
     "a": ("age", lambda node: -(number(node.facts.get("age_s")) - node.told_at)),
 }
-"""Letter → (what it sorts by, key); the greatest first where it is a number."""
+"""Letter → (name of the sort order, sort key). Numbers are sorted in descending order."""
 
 TASK_ORDERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "s": ("state", lambda task: (_state_rank(task), _ended_last(task), *id_key(str(task.get("id") or "")))),
@@ -154,7 +154,7 @@ class ViewState:
         self.world = world
         self.hidden: set[str] = set()
         self.wanted_first: list[str] = []
-        """Panes asked for by number, the last first: they get room before others."""
+        """Panes that the user showed by number, the last one first. They get space before others."""
         self.focus = "tasks"
         self.zoomed = False
         self.filters = dict.fromkeys(TABLES, "")
@@ -163,9 +163,9 @@ class ViewState:
         self.chosen = dict.fromkeys(TABLES, "")
         self.tops = dict.fromkeys(TABLES, 0)
         self.heights = dict.fromkeys(TABLES, 0)
-        """The number of rows in sight when they were drawn last."""
+        """The number of visible rows at the last drawing."""
         self.events_up = 0
-        """The number of newer events below those that are shown; 0: the pane follows new events."""
+        """The number of newer events below the visible ones; 0: the pane follows new events."""
         self.subject = "tasks"
         """The table whose chosen row the detail pane shows."""
         self.opened: set[str] = set()
@@ -173,7 +173,7 @@ class ViewState:
         self.marked: set[str] = set()
         """Rows of tasks to which an action applies together. A row that is not shown is not marked."""
         self.own: tuple[str, ...] = ()
-        """The viewer's names as the user of a task."""
+        """The user names of tasks that belong to the viewer."""
         self.is_mine = False
         """True if only the viewer's own tasks are shown."""
         self.paused_at = 0.0
@@ -232,7 +232,7 @@ class ViewState:
         return rows
 
     def _keep_chosen(self, pane: str, before: list[Any], rows: list[Any]) -> None:
-        """Keep the same row chosen. If it is gone, or has moved to those that ended, choose the row that is now in its place."""
+        """Keep the same row chosen. If it is gone, or has moved to the ended tasks, choose the row that is now in its place."""
         names = [name_of(row) for row in rows]
         chosen = self.chosen[pane]
         if not names:
@@ -299,7 +299,7 @@ class ViewState:
             self.move(1)
 
     def acted_on(self) -> list[dict[str, Any]]:
-        """The marked tasks, else the chosen one; no member besides its array."""
+        """The marked tasks, else the chosen one, without members of an array that is included itself."""
         rows = [row for row in self.rows("tasks") if name_of(row) in self.marked]
         if rows:
             return [row for row in rows if array_of(name_of(row)) not in self.marked - {name_of(row)}]
@@ -344,7 +344,7 @@ class ViewState:
         self.tops[pane] = 0
 
     def toggle(self, pane: str, *, is_visible: bool) -> None:
-        """Hide a visible pane; give a hidden one room before all others."""
+        """Hide a visible pane; show a hidden one with priority over all others."""
         if is_visible:
             self.hidden.add(pane)
             if pane in self.wanted_first:

@@ -1,8 +1,8 @@
-"""Access control of the web server: rights to look and to act.
+"""Access control of the web server: rights to view and to act.
 
-Two secrets are in files that only their owner can read: `view.token` permits looking, `token` also cancel, hold and
-drain. A browser gets neither: it redeems a one-time code for a cookie, which is signed with the secret and so survives
-a restart of the server. Users who can open the Unix socket may look.
+Two secrets are in files that only their owner can read: `view.token` permits viewing, `token` also cancel, hold and
+drain. A browser receives neither: it redeems a one-time code for a cookie, which is signed with the secret and so survives
+a restart of the server. Users who can open the Unix socket may view.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAMES = {ViewerRight.LOOK: "view.token", ViewerRight.ACT: "token"}
 
 
 def secret_of(directory: Path, right: ViewerRight) -> str:
-    """The secret for this right, made if there is none. Raises PeerloadError if others could read or change it."""
+    """The secret for this right, created if absent. Raises PeerloadError if others could read or change it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / NAMES[right]
     try:
@@ -80,8 +80,8 @@ def read_secret(directory: Path, right: ViewerRight, uid: int) -> str:
 
 
 class Access:
-    """Access control of one server. ``hosts``: the names under which it may be addressed, against DNS rebinding; ``cookie``: the
-    name of its cookie, as browsers do not keep those of different ports apart; is_secure: it is reached by TLS."""
+    """Access control of one server. ``hosts``: accepted host names, against DNS rebinding; ``cookie``: the
+    name of its cookie, since browsers do not separate cookies by port; is_secure: clients use TLS."""
 
     def __init__(self, directory: Path, hosts: tuple[str, ...], cookie: str, *, is_secure: bool) -> None:
         self._secrets = {right: secret_of(directory, right) for right in NAMES}
@@ -91,11 +91,11 @@ class Access:
         self._codes: BoundedDict[str, tuple[float, ViewerRight]] = BoundedDict(CODES_MAX)
 
     def is_addressed(self, request: Request) -> bool:
-        """True if the request names this server, and not one whose name was pointed at it."""
+        """True if the Host header names this server, not a foreign name that resolves to it."""
         return request.is_local or request.host in self._hosts
 
     def is_own_page(self, request: Request) -> bool:
-        """True unless a browser says that another page sends this request."""
+        """True unless the browser reports that another site sent this request."""
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "same-origin")
         if origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower():
@@ -123,7 +123,7 @@ class Access:
         return right if until_s > time.monotonic() else ViewerRight.NOTHING
 
     def cookie_for(self, right: ViewerRight) -> tuple[str, str]:
-        """The header that gives a browser this right."""
+        """The header with a cookie that grants this right."""
         words = f"{int(right)}.{int(time.time() + SESSION_S)}"
         value = f"{words}.{self._signature(right, words)}"
         secure = "; Secure" if self._is_secure else ""

@@ -1,5 +1,5 @@
-"""The answer to `stats` in the text format of Prometheus, by the prometheus-client library. Its import takes 5 MiB and 50 ms, so it
-comes with the first scrape."""
+"""The answer to `stats` in the text format of Prometheus, by the prometheus-client library. It is imported at the first scrape,
+since that takes 5 MiB and 50 ms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SERIES_MAX = 300
-"""Series of one agent. Beyond this counters are left out, the greatest and those in ALWAYS last."""
+"""Maximum number of series of one agent. Beyond this counters are left out, the largest ones and those in ALWAYS last."""
 PREFIX = "peerload_"
 LEFT_OUT = "series_left_out"
 HELP_TEXTS = metrics.help_texts | {
@@ -46,7 +46,7 @@ ALWAYS = (
     metrics.labelled(metrics.HOOKS, outcome="failed"),
     metrics.labelled(metrics.HOOKS, outcome="dropped"),
 )
-"""Counters that are shown while they are 0, since alerts and the dashboard take their rate."""
+"""Counters that are shown even at 0, since alerts and the dashboard compute their rate."""
 
 
 def text(stats: dict[str, Any]) -> bytes:

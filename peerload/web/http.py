@@ -1,5 +1,5 @@
-"""HTTP/1.1 for a few viewers: asyncio carries the bytes, h11 parses and frames them. Everything that a client sends is bounded in
-size, number and time; a client that does not read its response is cut off."""
+"""HTTP/1.1 for a few viewers: asyncio for transport, h11 for parsing and framing. Requests are limited in
+size, number and time; a client that does not read its response is disconnected."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CONNECTIONS_MAX = 200
 HEAD_BYTES_MAX = 16 << 10
 BODY_BYTES_MAX = 64 << 10
 REQUEST_S_MAX = 10.0
-"""Time for a whole request, once it has begun."""
+"""Time limit for a whole request, from its first byte."""
 IDLE_S_MAX = 60.0
-"""Time between requests on one connection."""
+"""Time limit between requests on one connection."""
 UNREAD_S_MAX = 20.0
 """A client that does not read for this long is disconnected."""
 UNREAD_BYTES_MAX = 256 << 10
@@ -30,7 +30,7 @@ log = logging.getLogger("peerload.web")
 
 
 class Request(NamedTuple):
-    """HTTP request. Names of headers are in lower case; where one comes twice, the last counts."""
+    """HTTP request. Names of headers are in lower case; the last one of duplicates counts."""
 
     method: str
     path: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """HTTP response: a body, or pieces as they come."""
+    """HTTP response: a body, or a stream of pieces."""
 
     status: int
     content_type: str
@@ -57,7 +57,7 @@ class Response(NamedTuple):
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    """An answer in JSON. Bytes in it (words of a command line) become text."""
+    """A JSON response. Bytes (words of a command line) become text."""
     body = json.dumps(value, separators=(",", ":"), default=_text)
     return Response(status, "application/json", body.encode("utf-8", "replace"))
 
@@ -71,8 +71,8 @@ def _text(value: object) -> str:
 
 
 class HttpServer:
-    """Serves connections with ``answer``. ``headers`` are added to every answer. At CONNECTIONS_MAX a new connection takes the place
-    of the one that has been idle for longest; if none is idle, it is closed."""
+    """Serves connections with ``answer``. ``headers`` are added to every response. At CONNECTIONS_MAX a new connection replaces
+    the one that has been idle for longest; if none is idle, the new one is closed."""
 
     def __init__(
         self, answer: Callable[[Request], Awaitable[Response]], headers: tuple[tuple[str, str], ...] = ()
@@ -106,7 +106,7 @@ class HttpServer:
         return connected
 
     def _drop_idle(self) -> bool:
-        """Close the connection that has waited for a request for longest → False if none waits."""
+        """Close the connection that has been idle for longest → False if none is idle."""
         waiting = [(one.idle_since_s, task) for task, one in self._connections.items() if one.idle_since_s is not None]
         if not waiting:
             return False
@@ -218,7 +218,7 @@ class _Connection:
     async def _stream(self, pieces: AsyncIterator[bytes]) -> None:
         """Send pieces until they end, or the client is gone."""
         sender = asyncio.ensure_future(self._send_pieces(pieces))
-        gone = asyncio.ensure_future(self._reader.read(1))  # nobody sends a second request while a stream goes on
+        gone = asyncio.ensure_future(self._reader.read(1))  # during a stream, clients send no second request
         try:
             await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
             if not sender.done():

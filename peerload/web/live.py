@@ -1,8 +1,8 @@
-"""The agent behind the web server, and the live feed of server-sent events. While somebody looks, the agent is asked for its
-overview once a second, however many look; what has changed is encoded once and sent to all.
+"""The agent behind the web server, and the live feed of server-sent events. While there are viewers, the agent's overview is
+requested once a second for all of them; changes are encoded once and sent to all.
 
-Each update has a number, which is its event id. A viewer that comes back with the last id that it saw gets the updates since;
-if these are not kept any more, a snapshot of everything. No queue is kept for a viewer: it reads on from its own number.
+Each update has a number, which is its event id. A viewer that reconnects with its last id receives the updates since then, or
+a snapshot of everything if these were dropped. Viewers have no queues: each reads on from its own number.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 TAIL_BYTES = 1 << 20
-"""Bytes of each output stream that are sent; earlier output is left out."""
+"""Maximum bytes of each output stream that are sent; earlier output is left out."""
 
 
 class AgentLink:
-    """Link to the agent at a socket path; each request uses a connection of its own."""
+    """Link to the agent at a socket path; each request opens its own connection."""
 
     def __init__(self, socket_path: str) -> None:
         self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S, reconnect_s=0.0)
@@ -42,7 +42,7 @@ class AgentLink:
         return await self._client.call(Call(verb, fields, joined))
 
     async def one_task(self, task: str) -> dict[str, Any]:
-        """The task, as `show` shows it; of an array the first member: an array may have a million."""
+        """The answer to `show`; for an array the first member, since an array may have a million."""
         shown = Stream("show", {"tasks": [task]}, lambda part: part["tasks"], lambda end: end["tasks"])
         answer = cast("AsyncGenerator[dict[str, Any], None]", self._client.stream(shown))
         async with contextlib.aclosing(answer) as found:
@@ -51,7 +51,7 @@ class AgentLink:
         raise NoSuchTask(f"no task {task}")
 
     def output(self, task: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-        """The last pieces of the output of a task so far, those that follow, then its end as ``{"end": …}``. Raises PeerloadError."""
+        """The last pieces of a task's output so far, then new pieces, then its end as ``{"end": …}``. Raises PeerloadError."""
         fields: dict[str, object] = {"task": task, "follow": follow, "tail_bytes": TAIL_BYTES}
         return self._client.stream(Stream("output", fields, lambda piece: [piece], lambda end: [{"end": end}]))
 
@@ -61,13 +61,13 @@ log = logging.getLogger("peerload.web")
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
 UPDATES_BYTES_MAX = 256 << 10
-"""Bytes of updates that are kept; beyond this a snapshot is shorter, or nearly."""
+"""Maximum bytes of stored updates; for more, a snapshot is hardly longer."""
 ENDED_MAX = 100
 EVENTS_MAX = 50
 FINAL = ("done", "failed", "cancelled")
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 1000
-"""Pause of a browser before it comes back."""
+"""Pause of a browser before it reconnects."""
 NODE_KEYS = [
     "node", "state", "load", "region", "slots", "cpus", "cpus_busy", "cpus_foreign", "mem_bytes", "mem_used_bytes",
     "tasks_running", "tasks_queued", "gpus", "age_s", "drained", "drain_reason", "trouble", "self", "labels",
@@ -107,7 +107,7 @@ class LiveFeed:
             await asyncio.gather(self._poll, return_exceptions=True)
 
     async def snapshot(self) -> dict[str, Any]:
-        """Everything, not older than a second. Raises PeerloadError if the agent is away."""
+        """The whole state, not older than a second. Raises PeerloadError if the agent is unavailable."""
         await self._look()
         if self._rest["away"]:
             raise PeerloadError(self._rest["away"]["what"], why=self._rest["away"]["why"])
@@ -119,14 +119,14 @@ class LiveFeed:
             if self._poll is None:
                 self._poll = asyncio.get_running_loop().create_task(self._keep_looking())
             yield f"retry: {RETRY_MS}\n\n".encode()
-            await self._look()  # what is known may be of the last viewer's time
+            await self._look()  # the stored state may be from the time of the last viewer
             async with self._changed:
                 await self._changed.wait_for(lambda: self._number > 0)
             epoch, _, number = last_id.partition("-")
             seen = int(number) if epoch == self._epoch and re.fullmatch(r"[0-9]{1,18}", number) else -1
             while True:
                 if not self._has_all_since(seen):
-                    seen = self._number  # as of the snapshot: a slow viewer takes it while others come
+                    seen = self._number  # of the snapshot; more updates may follow while a slow viewer reads it
                     yield self._encoded_snapshot()
                 for sent, update in list(self._updates):
                     if sent > seen:
@@ -153,8 +153,8 @@ class LiveFeed:
             self._poll = None
 
     async def _look(self) -> None:
-        """Ask the agent for changes, and notify the viewers, unless another viewer just has. One request at a
-        time: each answer builds on the one before."""
+        """Request changes from the agent and notify the viewers, unless another viewer just did. One request at a
+        time: each answer builds on the previous one."""
         async with self._looking:
             if time.monotonic() - self._looked_at >= EVERY_S / 2:
                 try:
@@ -190,9 +190,9 @@ class LiveFeed:
             self._changed.notify_all()
 
     async def _ended(self, told: dict[str, Any]) -> list[dict[str, Any]]:
-        """The ended tasks after this answer: asked for only if some may have ended. Raises PeerloadError."""
+        """The ended tasks after this answer, requested only if some may have ended. Raises PeerloadError."""
         has_ended = any(event["what"] == "task" and event["state"] in FINAL for event in told["events"])
-        if not (told["complete"] or has_ended or told["tasks_gone"]):  # some come and end between two looks
+        if not (told["complete"] or has_ended or told["tasks_gone"]):  # tasks may start and end between two requests
             return list(self._rest["ended"])
         found = await self._agent.ask("history", limit=ENDED_MAX)
         return [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
@@ -206,7 +206,7 @@ class LiveFeed:
             table = self._tables[name]
             if told["complete"]:
                 table.clear()
-            new = [item for item in told[name] if table.get(item[key]) != item]  # this node is told in every answer
+            new = [item for item in told[name] if table.get(item[key]) != item]  # every answer includes this node
             gone = [item for item in told[f"{name}_gone"] if table.pop(item, None) is not None]
             table.update({item[key]: item for item in new})
             changes |= {name: new} if new else {}
@@ -223,7 +223,7 @@ class LiveFeed:
 
     def _everything(self) -> dict[str, Any]:
         now_s, tables = time.monotonic(), {name: list(table.values()) for name, table in self._tables.items()}
-        tables["nodes"] = [  # what nothing was heard of since then is older now
+        tables["nodes"] = [  # the age of unchanged entries has grown
             node | {"age_s": round((node["age_s"] or 0.0) + now_s - self._told_s[node["node"]], 2)}
             for node in tables["nodes"]
         ]
@@ -236,7 +236,7 @@ class LiveFeed:
         return self._snapshot[2]
 
     def _event(self, kind: str, data: dict[str, Any]) -> bytes:
-        raw = json.dumps(data, separators=(",", ":"))  # of one line, as an event's data has to be
+        raw = json.dumps(data, separators=(",", ":"))  # the data of an event must be one line
         return f"id: {self._epoch}-{self._number}\nevent: {kind}\ndata: {raw}\n\n".encode("utf-8", "replace")
 
 

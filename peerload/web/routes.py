@@ -36,7 +36,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Routes:
-    """Answers requests. ``port``: of the web servers of other nodes, for /http_sd; 0: none."""
+    """Answers requests. ``port``: port of the web servers of all nodes, for /http_sd; 0: none."""
 
     def __init__(self, agent: AgentLink, access: Access, feed: LiveFeed, *, port: int, scheme: str) -> None:
         self._agent = agent
@@ -87,12 +87,12 @@ class Routes:
         headers = (self._access.cookie_for(right), ("Location", "/"), ("Referrer-Policy", "no-referrer"))
         return Response(303, "text/plain", b"", headers)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- viewing -------------------------------------------------------------------------------------------------------
 
     async def _look(self, request: Request, right: ViewerRight) -> Response:
         agent, path = self._agent, request.path
         if path == "/metrics":
-            from peerload.web import exposition  # noqa: PLC0415 -- for those that scrape
+            from peerload.web import exposition  # noqa: PLC0415 -- only scrapes need it
 
             return Response(200, exposition.CONTENT_TYPE, exposition.text(await agent.ask("stats")))
         if path == "/http_sd" and not self.port:
@@ -154,7 +154,7 @@ class Routes:
         return {"id": task["id"], "spans": trace_spans(task, events, time.time()), "missing": missing}
 
     async def _output(self, task: str, seen: dict[int, int]) -> AsyncIterator[bytes]:
-        """The output of a task as events; the id of each tells how much of both streams has come by then."""
+        """The output of a task as events. The id of each is the number of bytes sent of both streams so far."""
         try:
             async for piece in self._agent.output(task, follow=True):
                 if "data" in piece:
@@ -196,7 +196,7 @@ class Routes:
 
 
 def _asked(request: Request) -> tuple[str, dict[str, Any]] | None:
-    """The verb and the fields whose answer is that of the route; None if it is another route. Raises BadRequest."""
+    """The verb and the fields of the request to the agent for this route; None for other routes. Raises BadRequest."""
     match request.path:
         case "/api/v1/nodes":
             return "nodes", {}

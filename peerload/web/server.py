@@ -1,4 +1,4 @@
-"""The web server of one agent: where it listens, and its life. On loopback over plain HTTP, at a Unix socket, elsewhere with TLS."""
+"""The web server of one agent: its address and its lifecycle. It uses plain HTTP on loopback and a Unix socket, elsewhere TLS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Resource-Policy", "same-origin"))
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 -- names for what is refused without TLS
 ADDRESS = "address"
-"""File beside the secrets: the URL of the last server that used them."""
+"""File in the directory of the secrets: the URL of the last server that used them."""
 ADDRESS_BYTES_MAX = 400
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
@@ -38,7 +38,7 @@ log = logging.getLogger("peerload.web")
 
 class ServerSettings(NamedTuple):
     """Settings of one server. listen: HOST:PORT, or the path of a Unix socket, "": PORT_DEFAULT on loopback, or any other port if it
-    is taken; tokens: directory of its secrets; hosts: names under which it may be addressed besides; certificate, key: PEM files
+    is taken; tokens: directory of its secrets; hosts: further accepted host names; certificate, key: PEM files
     for TLS, "": none."""
 
     socket: str
@@ -79,12 +79,12 @@ async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) 
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    if os.environ.get("PEERLOAD_WEB_CHILD"):  # nothing is ever written there: it ends with the agent that started this
+    if os.environ.get("PEERLOAD_WEB_CHILD"):  # stdin has no data; its end means that the agent has ended
         asyncio.get_running_loop().add_reader(0, stopped.set)
     listener, where = await _listen(settings, server.serve(is_local=settings.is_unix), tls)
     if not settings.is_unix:
         routes.port = listener.sockets[0].getsockname()[1]
-        with contextlib.suppress(OSError):  # such as a full disk: `--open` does not find it then
+        with contextlib.suppress(OSError):  # such as a full disk: then `--open` does not find this server
             await asyncio.to_thread((settings.tokens / ADDRESS).write_text, where, encoding="ascii")
     ready(where, access)
     await stopped.wait()
@@ -99,7 +99,7 @@ async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) 
 async def _listen(
     settings: ServerSettings, connected: Callable[..., Awaitable[None]], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.Server, str]:
-    """Listen as the settings say → where. Raises ConfigError."""
+    """Listen at the configured address → the address. Raises ConfigError."""
     serve = functools.partial(
         asyncio.start_server, connected, ssl=tls, ssl_handshake_timeout=REQUEST_S_MAX if tls is not None else None
     )
@@ -125,8 +125,8 @@ async def _listen(
 
 
 async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.Server:
-    """Listen at a socket that the user and the group may use. asyncio replaces a socket that is there, so that nobody may
-    listen at it; any other file stays, and is an error. Raises OSError."""
+    """Listen at a socket that the user and the group may use. asyncio would replace an existing socket, so a socket in use is
+    an error; any other file too. Raises OSError."""
     with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
         _, writer = await asyncio.open_unix_connection(path)
         writer.close()
@@ -139,7 +139,7 @@ async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.S
 
 
 def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
-    """Serve until SIGTERM or SIGINT. told: called once, with the URL of one visit."""
+    """Serve until SIGTERM or SIGINT. told: called once, with a one-time URL."""
     logging.basicConfig(format="%(levelname)s %(message)s")
 
     def ready(where: str, access: Access) -> None:
@@ -150,8 +150,8 @@ def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
 
 
 def running(tokens: Path) -> str:
-    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or another user has its
-    port. Raises PeerloadError if they cannot be trusted."""
+    """A one-time URL of the server that runs with the secrets in this directory; "" if none does, or another user has its
+    port. Raises PeerloadError if the secrets cannot be trusted."""
     try:
         owner = tokens.stat().st_uid
         with (tokens / ADDRESS).open(encoding="ascii", errors="replace") as file:
@@ -180,7 +180,7 @@ def running(tokens: Path) -> str:
 
 
 def listeners(port: int) -> set[int]:
-    """The users that listen at this port of this machine, at any address: who asks with a token has to know."""
+    """The users with a listener at this local port, at any address. A client must check this before it sends a token."""
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Load is asked for when it is needed, by a broadcast request ([RM])."""
+"""Load is requested when it is needed, by broadcast ([RM])."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that leaves the normal region asks all nodes, once. Only useful nodes answer (the overloaded ones if it
-    has room, the underloaded ones if it has too much), each after a random pause, and they stop when it has enough
-    answers. No node withdraws an answer, so it is believed for ``believed_s`` (2 s) only.
+    """A node that leaves the normal region asks all nodes, once. Only useful nodes answer (overloaded ones if it
+    has free slots, underloaded ones if it has too many tasks), each after a random pause, until it has enough
+    answers. No node withdraws an answer, so an answer is valid only for ``believed_s`` (2 s).
 
-    Good: quiet while loads are normal.
-    Bad: at very low or very high load many ask and few can help.
+    Good: no messages while loads are normal.
+    Bad: at very low or very high load many nodes ask and few can help.
     """
 
     reports_guide_probing = True
@@ -39,10 +39,10 @@ class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class BroadcastWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The receiver-initiated special case with threshold 1 ([RM]): a node asks all nodes for work as soon as a slot
-    is free, and takes a task of the first that answers. For presets with a receiver policy and ``receive_below`` =
-    1. Work that arrives later goes unnoticed, so give that policy a ``retry_rate``.
+    is free, and takes a task from the first one that answers. For presets with a receiver policy and ``receive_below`` =
+    1. It does not notice work that arrives later, so give that policy a ``retry_rate``.
 
-    Good: an idle node finds work wherever it is, however few nodes have it.
+    Good: an idle node finds work on any node, even if few have some.
     Bad: at low load all nodes are asked after nearly every task.
     """
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load is never broadcast: the fewest messages at low load, and the newest facts, since they are asked for.
+    """Load is never broadcast: the fewest messages at low load, and current data, since each search requests it.
 
     Good: no messages without need.
-    Bad: each search starts blind.
+    Bad: each search starts without any knowledge.
     """
 
     reports_guide_probing = False
@@ -39,6 +39,6 @@ class PollWhenIdle(Poll, frozen=True, forbid_unknown_fields=True):
     free, polls others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` =
     1.
 
-    Good: the plainest work stealing; no messages while all nodes are busy.
+    Good: the simplest work stealing; no messages while all nodes are busy.
     Bad: a node that stays idle learns of new work only by its retries.
     """

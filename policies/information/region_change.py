@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node announces a new load region once the region has held for a while: few messages, and searches start in
-    the right place. Reports choose whom to probe; they never replace the offer. ``period_s``: time between further
+    """A node announces a new load region after it has been stable for a while: few messages, and searches start at
+    suitable nodes. Reports select the nodes to probe; they never replace the offer. ``period_s``: time between further
     announcements (0: none).
 
-    Good: searches start in the right place, and a node with work is asked at once.
+    Good: searches start at suitable nodes, and a node with work is asked immediately.
     Bad: each change goes to every node.
     """
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node announces its load every ``period_s``, whether it has changed or not ([Mit00]: what old reports do).
+    """A node announces its load every ``period_s``, even if unchanged ([Mit00] describes the effect of old reports).
 
     Good: costs the same at any load.
-    Bad: reports are up to a period old, and old reports send herds of tasks to one node.
+    Bad: reports are up to a period old, and old reports send many tasks to one node at a time.
     """
 
     reports_guide_probing = True
@@ -40,8 +40,8 @@ class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StateChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node announces its load at every arrival and departure, at most once in tell_s_min (50 ms).
 
-    Good: the newest reports that are possible.
-    Bad: two broadcasts a task, which every node reads: for a handful of nodes.
+    Good: the most recent reports that are possible.
+    Bad: two broadcasts for each task, which every node reads: only for a handful of nodes.
     """
 
     reports_guide_probing = True
@@ -61,15 +61,15 @@ class StateChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoomChange(StateChange, frozen=True, forbid_unknown_fields=True):
-    """A node announces when it, or one of its GPUs, becomes full, and when there is room again, at most once in
+    """A node announces when it, or one of its GPUs, becomes full, and when it has room again, at most once in
     tell_s_min (50 ms).
 
-    Good: a home hears at once of room for the tasks that wait there.
-    Bad: between the two, reports are as old as the last announcement or probe.
+    Good: a home learns immediately of room for its waiting tasks.
+    Bad: in between, reports are as old as the last announcement or probe.
     """
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Announce when n has reached the slots, or is below them again; the same of each GPU."""
+        """Announce when n reaches the number of slots, or falls below it again; the same for each GPU."""
         return told is None or _room(told) != _room(now)
 
 

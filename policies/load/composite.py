@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Composite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks per slot plus the share of the cores that foreign programs keep busy; for tasks that ask for GPUs, the
-    same of GPUs.
+    """Tasks per slot plus the share of the cores that foreign programs keep busy; for tasks that request GPUs, the
+    same for GPUs.
 
-    Good: exact about tasks at once, and sees half a core of foreign load.
+    Good: exact about tasks without delay, and sees even half a core of foreign load.
     Bad: foreign load is measured, so it is seconds old, and the index follows each change of it.
     """
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent. Above 1, the tasks
-    without a slot count, since a machine cannot be busier than fully busy. Use it with thresholds below 1, such as a
+    """Busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent. Tasks without a slot
+    add to it, beyond 1, since a busy share cannot exceed 1. Use it with thresholds below 1, such as a
     double threshold of 0.5 and 0.9.
 
     Good: sees foreign programs.

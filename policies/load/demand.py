@@ -1,4 +1,4 @@
-"""Resources that the tasks ask for, in proportion to those of the node ([RM]): for tasks of different width, and
+"""Requested resources of the tasks, relative to the resources of the node ([RM]): for tasks of different width, and
 nodes of different speed."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cores that running, waiting and inbound tasks ask for, and cores that foreign programs keep busy, per core of
+    """Cores that running, waiting and inbound tasks request, and cores that foreign programs keep busy, per core of
     the node.
 
     Good: a task of eight cores counts as eight.
-    Bad: believes what users ask for.
+    Bad: relies on the users' requests.
     """
 
     steady = True
@@ -31,7 +31,7 @@ class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loaded.
 
     Good: of two nodes that are equally full the faster is preferred.
-    Bad: speed is measured on one kind of work, and yours may be of another.
+    Bad: speed is measured with one kind of work, which may differ from yours.
     """
 
     steady = True

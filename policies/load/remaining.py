@@ -1,7 +1,7 @@
 """Remaining time of the work of a node, by three estimates of the remaining time of a running task ([BF81], [RM]).
 
-All three are in seconds per slot, and take a waiting task for as long as its command took before (the mean of all
-commands if it is new). A slot that foreign programs occupy counts as one such task.
+All three are in seconds per slot. A waiting task counts with the past duration of its command (for a new command, the
+mean of all commands). A slot that foreign programs occupy counts as one such task.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every task, running or not, has the same expected remaining time: the mean of the durations seen. Exact if
-    durations are exponential; ranks nodes as the number of tasks does, but in seconds.
+    """Every task, running or not, has the same expected remaining time: the mean of past durations. Exact if
+    durations are exponential; ranks nodes like the number of tasks, but in seconds.
 
-    Good: right if durations are exponential, and needs next to no history.
-    Bad: ranks nodes just as ``tasks`` does.
+    Good: exact if durations are exponential, and needs almost no history.
+    Bad: ranks nodes in the same order as ``tasks``.
     """
 
     in_seconds = True
@@ -32,10 +32,10 @@ class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task that has run for t will run for another t: right if a few tasks are very long. A waiting task has no
-    past; it counts with the expected duration of its command, since otherwise a long queue would look idle.
+    """A task that has run for t is expected to run for another t: accurate if a few tasks are very long. A waiting task
+    counts with the expected duration of its command, since otherwise a long queue would look idle.
 
-    Good: if a few tasks are very long, avoids the nodes that run them.
+    Good: avoids nodes that run very long tasks, if there are a few of these.
     Bad: a task that was just started counts as nothing.
     """
 
@@ -49,9 +49,9 @@ class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Expected remaining time given the time used, E[X - t | X > t], over the last runs of the command. A task that
-    has outlived all of them counts as by ``past-repeats``.
+    has run longer than all of these counts as in ``past-repeats``.
 
-    Good: the best estimate if the same commands are run again.
+    Good: the best estimate if the same commands are run repeatedly.
     Bad: only as good as the history; a new command counts as the mean of all.
     """
 

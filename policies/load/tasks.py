@@ -1,4 +1,4 @@
-"""The number of tasks: the best load index of those compared in [Kunz91], and the cheapest."""
+"""The number of tasks: the best load index in the comparison of [Kunz91], and the cheapest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """n per slot: running, waiting and inbound tasks, and the slots that foreign programs occupy, divided by the
     slots of the node.
 
-    Good: exact about tasks at once.
+    Good: exact about tasks, without delay.
     Bad: foreign load is measured, so it is seconds old.
     """
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The home announces a task to up to ``bidders`` nodes at once, or with ``broadcast`` to all until so many have bid; each
-    that accepts bids, and the cheapest is awarded the task. It is asked to confirm and may refuse by then; then the next.
+    """The home announces a task to up to ``bidders`` nodes in parallel, or with ``broadcast`` to all, until as many have bid. Each
+    node that accepts bids, and the cheapest is offered the task. If it refuses by then, the next one gets the offer.
     Without a bid the task stays.
 
-    ``price`` is the bid specification: ``completion``, when the task would have ended there (the expected rest of what
-    runs there, the expected durations of what waits, and the task's own, by the node's speed); ``load``, the load index;
-    ``constant``, none: of equal bids the first counts.
+    ``price`` is the bid specification: ``completion``, the expected end of the task there (the remaining time of running
+    tasks, the durations of waiting ones, and the duration of this task, at the node's speed); ``load``, the load index;
+    ``constant``, the same for all: of equal bids the first one wins.
 
-    Good: one round trip for all; by ``completion`` the price knows how long this task and those before it take there.
-    Bad: every bidder costs a message, and two homes may want the same one, which refuses the second.
+    Good: one round trip for all; with ``completion`` the price includes the duration of this task and of earlier ones there.
+    Bad: every bidder costs a message, and two homes may choose the same node, which refuses the second.
     """
 
     bidders: Annotated[int, Meta(ge=0, le=64, description="bids taken for one task at most")] = 3
@@ -39,13 +39,13 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def wants_bids(self) -> bool:
-        """True if bidders tell the expected completion."""
+        """True if bids include the expected completion."""
         return self.price == "completion"
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Broadcast | Transfer | Keep:
-        """Send all requests at once; then offer the task to the cheapest bidders, one after the other."""
+        """Send all requests in parallel; then offer the task to the cheapest bidders, one after another."""
         del task
         last = {reply.node: reply for reply in replies}  # a refusal overrides the bid
         bids = [reply for reply in last.values() if reply.accepts]
@@ -68,7 +68,7 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _bidders(view: NodeView, rng: random.Random, bidders: int) -> tuple[str, ...]:
-    """Draw different nodes, as probes are drawn."""
+    """Draw distinct nodes in the same way as for probes."""
     drawn: list[Reply] = []
     while len(drawn) < bidders and (peer := draw_receiver(view, drawn, rng, bidders)) is not None:
         drawn.append(Reply(peer, accepts=False))

@@ -1,4 +1,4 @@
-"""Placement without a probe: by chance ([ELZ86], "random"), or by known reports ([Mit00] says what that costs)."""
+"""Placement without a probe: random ([ELZ86], "random"), or by known reports ([Mit00] analyses the cost)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task goes to the node with the least load by the known reports, of those that accept; ties are broken by
-    chance. Reports older than ``age_s_max`` do not count.
+    """A task goes to the accepting node with the least load in the known reports; ties are broken at
+    random. Reports older than ``age_s_max`` do not count.
 
-    Good: no probe, and a good choice while reports are new.
-    Bad: old reports send herds of tasks to one node, which declines most of them.
+    Good: no probe, and a good choice while reports are recent.
+    Bad: old reports send many tasks to one node at a time, which declines most of them.
     """
 
     wants_reports = True

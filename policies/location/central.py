@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Central(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The head node gives each task to the node with the fewest tasks per slot by its reports and by what it placed since;
-    ties are broken by chance. ``queue``: with "nodes" tasks wait at the node that they were given to (join the shortest
+    """The head node gives each task to the node with the fewest tasks per slot by its reports and the placements since then;
+    ties are broken at random. ``queue``: with "nodes" tasks wait at the chosen node (join the shortest
     queue), with "head" at the head until a slot is free (one queue, first come, first served).
 
-    Good: with costless messages "head" is the optimum for unknown durations; the yardstick for distributed policies.
+    Good: if messages are free, "head" is the optimum for unknown durations; the benchmark for distributed policies.
     Bad: every task costs the head several messages, and while it is down no task is placed.
     """
 
@@ -53,7 +53,7 @@ class Central(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
             told, since = self._placed.get(peer, (report, 0))
             is_current = (
                 known is not None and known.age_s <= view.mean_s
-            )  # else what was placed may have ended unreported
+            )  # otherwise placed tasks may have ended without a report
             placed = since if told is report and is_current else 0
             slots = max(profile.slots, 1) if profile is not None else 1
             load = ((report.load_tasks if report is not None else 0) + placed) / slots

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from peerload.model.resources import LoadReport, ResourceRequest
     from peerload.policy.api import NodeView, Reply, TaskView
 
-    Chosen = tuple[str, tuple[TaskCost, ...]]  # the node that gets the task, and what was compared
+    Chosen = tuple[str, tuple[TaskCost, ...]]  # the node that gets the task, and the compared costs
 
 
 class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks the nodes that may have room, all at once, and gives the task to the best of those that accept, its home
-    included. The decision holds for tasks that their home cannot run, too, and no receiver undoes it."""
+    """Asks up to ``probes`` nodes in parallel, full ones last, and gives the task to the best of the accepting ones, including its
+    home. This also applies to tasks that their home cannot run, and no receiver policy overrides it."""
 
     places_all = True
     probes: Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")] = 16
@@ -60,8 +60,8 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LeastLoaded(_Compared, frozen=True, forbid_unknown_fields=True):
     """The node with the fewest tasks per slot gets the task; of equal ones the first by name.
 
-    Good: every task gets as much of a node as there is; the yardstick for energy.
-    Bad: keeps every node awake, and efficient nodes as empty as others.
+    Good: every task gets the largest possible share of a node; the benchmark for energy policies.
+    Bad: keeps every node awake, and does not prefer efficient nodes.
     """
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
@@ -70,10 +70,10 @@ class LeastLoaded(_Compared, frozen=True, forbid_unknown_fields=True):
 
 
 class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
-    """The published rule: the node on which one more task raises the power least, times how long it takes there.
+    """The published rule: the node with the smallest product of the increase in power by the task and its duration there.
 
-    Good: simple, and close to the best where most nodes are busy.
-    Bad: power curves are S-shaped, so an idle efficient node looks dear and is avoided.
+    Good: simple, and close to the optimum if most nodes are busy.
+    Bad: power curves are S-shaped, so an idle efficient node looks expensive and is avoided.
     """
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
@@ -83,7 +83,7 @@ class LastStep(_Compared, frozen=True, forbid_unknown_fields=True):
 
 
 class _Plan(msgspec.Struct):
-    """Tasks still to go to each node. backlog: how many will wait next; work_s: of each, None: there is no plan."""
+    """Number of tasks still planned for each node. backlog: expected number of waiting tasks; work_s: of each, None: no plan."""
 
     counts: dict[str, int]
     backlog: int = 0
@@ -91,19 +91,19 @@ class _Plan(msgspec.Struct):
 
 
 class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The node where the task costs least, of those on which it ends at most ``slack`` later than on the quickest:
-    tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all. A task
-    for GPUs goes to the node with the fewest tasks for each GPU, of equal ones where its cores cost least.
+    """The cheapest node among those on which the task ends at most ``slack`` later than on the quickest one. Tasks are
+    placed one by one along the lower convex envelope of the power curves, or by a joint plan if more wait than run. A task
+    for GPUs goes to the node with the fewest tasks per GPU, of equal ones to that with the cheapest cores.
 
-    Good: near the optimum, with nodes that sleep, too; nobody waits for a cheap node while another has room.
-    Bad: as good as the power curves are. A node without a measured one (`peerload power profile`) counts as a typical server.
+    Good: near the optimum, also with sleeping nodes; no task waits for a cheap node while another node has room.
+    Bad: depends on accurate power curves. A node without a measured one (`peerload power profile`) counts as a typical server.
     """
 
     slack: Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later, for energy")] = 0.1
 
     @cached_property
     def _planned(self) -> _Plan:
-        """The plan for the tasks that wait."""
+        """The plan for the waiting tasks."""
         return _Plan({})
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
@@ -131,7 +131,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
 
 
 def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], request: ResourceRequest) -> list[Candidate]:
-    """Nodes by name, with what keeps them busy. loads: None for this node; of GPUs, if the request asks for them."""
+    """Candidates by node. loads: reports, None for this node; GPU loads if the task requests GPUs."""
     found = []
     for name, told in sorted(loads.items()):
         if (profile := view.profile(name)) is None:

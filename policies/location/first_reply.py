@@ -1,4 +1,4 @@
-"""All nodes are asked at once, and the first to accept gets the task ([RM]: sender-initiated by broadcasting)."""
+"""All nodes are asked by broadcast, and the first to accept gets the task ([RM]: sender-initiated by broadcasting)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FirstReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request goes to all nodes; those that accept answer after a random pause, until the asking node has
     enough.
 
-    Good: finds room wherever there is some.
+    Good: finds room on any node.
     Bad: every node reads each request.
     """
 

@@ -1,4 +1,4 @@
-"""Probe L nodes and move a task to a less loaded one, even if that is loaded, too ([ELZ86], with the difference as
+"""Probe L nodes and move a task to a less loaded one, even if that is also loaded ([ELZ86], with the difference as
 the test)."""
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | Keep:
-    """Choose the least loaded node of those that answered and have not declined, the first one of equals; it accepts
-    as long as it is as much of an improvement as it seems."""
+    """Choose the least loaded of the nodes that answered and have not declined, the first one of equals. It accepts
+    only if it is still as large an improvement."""
     last = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
     answered = [(reply.report, node) for node, reply in last.items() if reply.report is not None]
     if not answered:

@@ -20,7 +20,7 @@ class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sender's side is off.
 
     Good: for comparison.
-    Bad: a burst stays where it arrives, unless others ask for it.
+    Bad: a burst stays at its node, unless other nodes ask for tasks.
     """
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Keep:
@@ -33,7 +33,7 @@ class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The receiver's side is off.
 
     Good: for comparison.
-    Bad: a node that runs empty waits to be found.
+    Bad: an idle node waits until a sender finds it.
     """
 
     retry_rate = 0.0
@@ -49,7 +49,7 @@ class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes do not pair.
 
     Good: for comparison.
-    Bad: loads that differ stay so, unless a search evens them out.
+    Bad: load differences remain, unless searches balance them.
     """
 
     rate = 0.0

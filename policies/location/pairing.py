@@ -1,4 +1,4 @@
-"""Two nodes pair, even out their loads and part ([BF81], "A stable distributed scheduling algorithm")."""
+"""Two nodes pair, balance their loads and separate ([BF81], "A stable distributed scheduling algorithm")."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     already paired refuses. While their loads differ by ``difference`` tasks or more, waiting tasks of the richer
     node move.
 
-    With ``asks_from`` = 0 idle nodes ask, too, as the receivers of other policies do.
+    With ``asks_from`` = 0 idle nodes ask too, like the receivers of other policies.
 
-    Good: no threshold to choose; loads are evened out at any level.
+    Good: no threshold to choose; loads are balanced at any level.
     Bad: new work waits for the next pairing; transfers must be quick.
     """
 

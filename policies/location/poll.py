@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PollPeers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a task has ended, the node probes up to L nodes; the first with a task to give gives one. Costs nothing
+    """When a task has ended, the node probes up to L nodes; the first one with a movable task gives it. Costs nothing
     at high load and drains bursts; at low load most probes find nothing.
 
     Good: nearly free at high load, drains bursts.

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Spends every probe; a little better than "threshold" where loads differ much. Ties go to the one probed first;
+    """Uses every probe; slightly better than "threshold" if loads differ much. Ties go to the node probed first;
     with ``stop_at_zero`` an empty node ends the search.
 
-    Good: a better choice where loads differ much.
-    Bad: spends every probe; the same weakness with bursts as ``threshold``.
+    Good: a better choice if loads differ much.
+    Bad: uses every probe; has the same weakness with bursts as ``threshold``.
     """
 
     probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 3

@@ -1,4 +1,4 @@
-"""Placement that does not look at loads: fixed, in turn, or by chance with shares that follow from capacities and arrival
+"""Placement independent of loads: fixed, round robin, or random with shares that follow from capacities and arrival
 rates ([RM]; [TT85], [GC05], [GCL02] for the shares, which `peerload.policy.flows` computes)."""
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def _nodes(view: NodeView) -> list[str]:
 
 
 def _slots(view: NodeView, node: str) -> int:
-    """Slots of a node; one of which nothing is known has one."""
+    """Slots of a node; an unknown node counts with one."""
     profile = view.profile(node)
     return profile.slots if profile is not None else 1
 
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fixed map, by the order of the nodes' names: from the home to the node ``shift`` places behind it, or from the task's
-    class, which is what it asks for, to a node.
+    """A fixed map, by the order of the nodes' names: from the home to the node ``shift`` places after it, or from the task's
+    class, which is its resource request, to a node.
 
-    Good: no message and no knowledge; a class finds its files and caches on its node.
-    Bad: whatever arrives at one home waits at one node.
+    Good: no message and no knowledge; a class has its files and caches on its node.
+    Bad: all tasks of one home wait at one node.
     """
 
     by: Annotated[Literal["home", "class"], Meta(description="what decides: the home, or what the task asks for")] = (
@@ -64,10 +64,10 @@ class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Each home gives its tasks to all nodes in turn, by their numbers; it begins with itself.
+    """Each home gives its tasks to all nodes in turn, by task number, starting with itself.
 
-    Good: no message and no knowledge; smoother than chance.
-    Bad: slow nodes get as many tasks as fast ones, and nothing is done about a queue.
+    Good: no message and no knowledge; smoother than random placement.
+    Bad: slow nodes get as many tasks as fast ones, and queues are ignored.
     """
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
@@ -81,7 +81,7 @@ class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Known:
-    """Shares of this home, and what they follow from. works: the work that arrives at each home per mean service time."""
+    """Shares of this home, and their inputs. works: the work that arrives at each home per mean service time."""
 
     def __init__(self) -> None:
         self.works: Mapping[str, float] = {}
@@ -92,12 +92,12 @@ class _Known:
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """Each task goes to a node drawn by chance, with fixed shares. ``by``: "proportional" to slots times speed; "optimal", the
+    """Each task goes to a node drawn at random, with fixed shares. ``by``: "proportional" to slots times speed; "optimal", the
     least mean response of all [TT85]; "nash", at which no home gains by another split [GC05]; "bargaining", the Nash
     bargaining solution, with equal mean response at all nodes in use [GCL02]. Nodes count as M/M/1 of their capacity.
-    The simulator tells the rates of arrival; an agent takes each home to get the same, ``load`` in all.
+    The simulator supplies the arrival rates; an agent assumes equal rates at all homes, with ``load`` in total.
 
-    Good: no message; the best that is possible without looking at loads.
+    Good: no message; the optimum without knowledge of loads.
     Bad: needs the rates in advance, and a wrong rate overloads a node.
     """
 
@@ -111,7 +111,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return _Known()
 
     def inform(self, works: Mapping[str, float], transfer: float) -> None:
-        """A-priori knowledge: the work that arrives at each home per mean service time, and the time of a transfer."""
+        """Receive a-priori knowledge: the work that arrives at each home per mean service time, and the time of a transfer."""
         self._known.works, self._known.transfer, self._known.peers = works, transfer, None
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nearly as good as "shortest" for fewer probes [ELZ86]. Alone it cannot spread a burst that arrives at one node
-    faster than tasks end: once the others are full, the rest stays.
+    """Nearly as good as "shortest" with fewer probes [ELZ86]. Alone it cannot spread a burst that arrives at one node
+    faster than tasks end: when the others are full, the rest stays.
 
     Good: few probes, nearly as good as ``shortest``.
-    Bad: alone it does not spread a burst at one node: when the others are full the rest stays.
+    Bad: alone it does not spread a burst at one node: when the others are full, the rest stays.
     """
 
     probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 3

@@ -1,4 +1,4 @@
-"""Local tasks (at their home) against remote ones, non-preemptive, first come first served within each class ([RM])."""
+"""Priority between local tasks (at their home) and remote ones, non-preemptive, first come first served in each class ([RM])."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Local tasks first: the owner of a node notices little of remote tasks, which wait long on a busy node.
 
     Good: the owner of a node waits less; the mean over all stays the same.
-    Bad: remote tasks wait so much longer.
+    Bad: remote tasks wait correspondingly longer.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
@@ -24,10 +24,10 @@ class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Remote tasks first: a task that was moved waits no more; the owner waits behind them.
+    """Remote tasks first: a moved task waits less; the owner of the node waits behind remote tasks.
 
-    Good: a task that was moved waits less; the mean over all stays the same.
-    Bad: the owner waits so much longer.
+    Good: a moved task waits less; the mean over all stays the same.
+    Bad: the owner waits correspondingly longer.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
@@ -40,7 +40,7 @@ class Intermediate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The larger class first: local while the node's local tasks are at least as many as its remote ones.
 
     Good: the larger class waits less; the mean over all stays the same.
-    Bad: the smaller class waits so much longer.
+    Bad: the smaller class waits correspondingly longer.
     """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:

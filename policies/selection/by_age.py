@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last arrival goes: it would have waited longest, and the order at home stays.
+    """The last arrival is moved: it would have waited longest, and the order at home stays the same.
 
-    Good: the order at home stays.
-    Bad: long tails; early tasks wait on.
+    Good: the order at home stays the same.
+    Bad: long tails; early tasks continue to wait.
     """
 
     def select(self, waiting: WaitingView) -> TaskView | None:
@@ -23,7 +23,7 @@ class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Oldest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first arrival goes: first come, first served across nodes; the same mean response, shorter tails.
+    """The first arrival is moved: first come, first served across nodes; the same mean response, shorter tails.
 
     Good: first come, first served across nodes.
     Bad: the next task in line at home leaves, and with a slow transfer it starts later than if it had stayed.

@@ -15,11 +15,11 @@ LookedAtMax = Annotated[int, Meta(description="waiting tasks that are compared",
 
 
 class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The task with the fewest bytes to move goes, of the ``looked_at_max`` tasks that have waited longest; the
+    """The task with the fewest bytes to transfer is moved, of the ``looked_at_max`` tasks that have waited longest; the
     oldest of equals.
 
-    Good: if the network is slow.
-    Bad: bytes say nothing of how long a task runs; large tasks never go.
+    Good: suits slow networks.
+    Bad: bytes do not predict the duration of a task; large tasks are never moved.
     """
 
     looked_at_max: LookedAtMax = 200
@@ -31,11 +31,11 @@ class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The task with the longest expected time goes, of the ``looked_at_max`` tasks that have waited longest; the
-    oldest of equals. Commands without history go last.
+    """The task with the longest expected time is moved, of the ``looked_at_max`` tasks that have waited longest; the
+    oldest of equals. Commands without history come last.
 
-    Good: a move that costs something pays most for a long task.
-    Bad: without history it is ``oldest``.
+    Good: the cost of a move is relatively lowest for a long task.
+    Bad: without history it behaves like ``oldest``.
     """
 
     looked_at_max: LookedAtMax = 200

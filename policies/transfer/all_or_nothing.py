@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One threshold at one task per slot: an idle node accepts, any other gives what it cannot start. With
-    ``processing_margin`` at two, so that no node idles while its next task travels. Any threshold may be set by
-    hand.
+    """One threshold at one task per slot: an idle node accepts, any other gives tasks that it cannot start. With
+    ``processing_margin`` at two, so that no node is idle while its next task is transferred. Any threshold may be set
+    explicitly.
 
-    Good: no task waits beside an idle node because of a threshold.
-    Bad: without the margin a node idles while its next task is on its way.
+    Good: no task waits because of a threshold while a node is idle.
+    Bad: without the margin a node is idle while its next task is transferred.
     """
 
     steady = True

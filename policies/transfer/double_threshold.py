@@ -1,4 +1,4 @@
-"""Two thresholds with a quiet zone between them ([RM])."""
+"""Two thresholds with a neutral zone between them ([RM])."""
 
 from __future__ import annotations
 

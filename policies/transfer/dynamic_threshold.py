@@ -18,8 +18,8 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """T = ``factor`` times the average load index, over this node and every unexpired report, but never below
     ``threshold_min``. Needs an information policy that announces. Any threshold may be set by hand.
 
-    Good: evens out loads at any level.
-    Bad: as wrong as the reports are old, so it needs an information policy that announces; reads every report.
+    Good: balances loads at any level.
+    Bad: wrong if reports are old, so it needs an information policy that announces; reads every report.
     """
 
     wants_reports = True

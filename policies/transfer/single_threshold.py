@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Any threshold may be set by hand.
-    ``prefetch``: a node asks for so many tasks more, so that one is ready when a short task ends; with ``pipelined`` at
-    least for as many as its slots finish while a handoff takes place, so that its slots never wait for one.
+    ``prefetch``: number of additional tasks that a node asks for, so that one is ready when a short task ends; with ``pipelined``
+    at least as many as its slots finish during a handoff, so that its slots never wait for one.
 
     Good: simple, acts early.
     Bad: with slow transfers, a node near T may both send and ask.

@@ -186,7 +186,7 @@ def test_json_and_dry_run(agent: Agent) -> None:
 def test_mistakes_have_one_line_and_one_hint(agent: Agent) -> None:
     for words, says in (
         (["echo {%}", ":::", "1"], b"{%} has no meaning here"),
-        (["echo {2}", ":::", "1"], b"{2} names an input that is not there"),
+        (["echo {2}", ":::", "1"], b"{2} refers to an input that does not exist"),
         (["--halt", "now", "true", ":::", "1"], b"cannot be understood"),
         (["--halt", "now,fail=0%", "true", ":::", "1"], b"cannot be understood"),
         (["true", "::::"], b"names no file"),

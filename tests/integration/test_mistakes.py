@@ -126,7 +126,7 @@ MISTAKES = [
     Mistake(["group", "pause", "nosuch"], CANNOT, "there is no group nosuch", "peerload group set nosuch --slots N"),
     Mistake(["group", "set", "g"], USAGE, "--slots is missing", "--slots none"),
     Mistake(["map"], USAGE, "the command is missing", "peerload map 'gzip {}' ::: *.log"),
-    Mistake(["map", "echo {3}", ":::", "a"], USAGE, "{3} names an input that is not there", ":::"),
+    Mistake(["map", "echo {3}", ":::", "a"], USAGE, "{3} refers to an input that does not exist", ":::"),
     Mistake(["map", "--halt", "soon", "echo", ":::", "a"], USAGE, "--halt 'soon' cannot be", "--halt now,fail=1"),
     Mistake(["map", "--resume", "echo", ":::", "a"], USAGE, "--resume needs the joblog", "--joblog FILE --resume"),
     Mistake(

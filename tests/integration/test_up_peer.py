@@ -46,7 +46,7 @@ def told_why(cluster: Cluster, directory: Path, *words: str) -> tuple[str, str]:
     """The same where no peer will answer, and it is known why: later on a machine that stands still."""
     out, told = up(cluster, directory, *words)
     for within_s in (15.0, 40.0):
-        if "nothing heard for" in told:
+        if "no answer within" in told:
             out, told = up(cluster, directory, *words, within_s=within_s)
     return out, told
 

@@ -1,1 +1,1 @@
-"""Parts that several verbs share: options, selections, output, terminals, processes of agents."""
+"""Modules that several verbs share: options, selections, output, terminals, processes of agents."""

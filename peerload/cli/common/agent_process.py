@@ -1,6 +1,6 @@
 # ruff: noqa: PTH100, PTH102, PTH103, PTH109, PTH111, PTH112, PTH113, PTH118, PTH120, PTH123
 # os.path, since pathlib would cost every command its quick start.
-"""The user's own agent: its flags, settings and places; start it in the background, restart it, wait for its end."""
+"""The user's own agent: its flags, settings and paths; start it in the background, restart it, wait for its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REPEATABLE = ("peer", "mqtt", "label")
 
 
 def agent_options(verb: str, says: str) -> Options:
-    """The flags of the verb; each of them but --json is a setting of the agent."""
+    """The flags of the verb; each of them except --json is a setting of the agent."""
     reader = Options(verb, says)
     reader.flag("--node NAME", help="name of this node (default: the host's)")
     reader.flag("--state DIR", help="directory of tasks and outputs")
@@ -59,7 +59,7 @@ def agent_options(verb: str, says: str) -> Options:
 
 
 def given_settings(flags: Namespace) -> dict[str, Any]:
-    """The settings that the flags give; repeatable ones as lists, files with absolute paths (an agent works in /)."""
+    """The settings from the flags; repeatable ones as lists, files with absolute paths (an agent's working directory is /)."""
     given = {key: value for key, value in vars(flags).items() if key not in ("json", "system") and value is not None}
     if str(given.get("policy", "")).endswith(".toml"):
         given["policy"] = os.path.abspath(given["policy"])
@@ -90,8 +90,8 @@ def as_words(settings: dict[str, Any]) -> list[str]:
 
 
 def located(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with `state` and `socket` decided as the agent decides them. Raises ConfigError."""
-    named = os.environ.get("PEERLOAD_SOCKET")  # clients follow it, also within a task
+    """The settings with `state` and `socket` resolved as the agent resolves them. Raises ConfigError."""
+    named = os.environ.get("PEERLOAD_SOCKET")  # clients use it too, also within a task
     config = configured({"socket": named, **settings} if named else settings)
     return {**settings, "state": os.path.abspath(config.state), "socket": os.path.abspath(config.socket)}
 
@@ -101,7 +101,7 @@ def configured(given: dict[str, Any]) -> AgentConfig:
 
 
 def settings_of_file(given: dict[str, Any]) -> dict[str, object]:
-    """The settings that such an agent would have from the file of `--config`."""
+    """The settings that an agent with these settings would read from the file of `--config`."""
     from peerload.config import loader
 
     return {
@@ -126,7 +126,7 @@ def default_state() -> str:
 
 
 def make_private(directory: str) -> None:
-    """Make a directory that only this user can enter, if it does not exist. Raises PeerloadError."""
+    """Create a directory that only this user can enter, if it does not exist. Raises PeerloadError."""
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         os.mkdir(directory, 0o700)
@@ -137,7 +137,7 @@ def make_private(directory: str) -> None:
 
 
 def node_of(state: str) -> str:
-    """The node whose tasks are in this state directory; "" if there are none."""
+    """The node name stored in this state directory; "" without a database."""
     import sqlite3
 
     path = os.path.join(state, "peerload.db")
@@ -147,14 +147,14 @@ def node_of(state: str) -> str:
         with contextlib.closing(sqlite3.connect(path)) as database:
             return str(database.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
     except (sqlite3.Error, TypeError):
-        return ""  # the agent says what is wrong with it
+        return ""  # the agent reports the error
 
 
 def compared(
     settings: list[dict[str, Any]], config: AgentConfig | None, origins: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Each setting in force as `key value origin now now_origin needs_restart`. now: the value that an agent started now would have.
-    A setting from a flag or a variable needs no restart, though a file differs."""
+    """Each active setting as `key value origin now now_origin needs_restart`. now: the value that an agent started now would have.
+    A setting from a flag or a variable needs no restart, even if a file differs."""
     from peerload.config import loader
 
     now = {one["key"]: one for one in (loader.describe(config, origins or {}) if config is not None else settings)}
@@ -164,7 +164,7 @@ def compared(
         origin = one["origin"]
         same = later["value"] == one["value"]
         if same and origin == loader.FLAG and one["key"] in ("state", "socket"):
-            origin = later["origin"]  # `up` passes both on the agent's command line, wherever they come from
+            origin = later["origin"]  # `up` passes both on the agent's command line, whatever their origin
         given = origin in (loader.FLAG, loader.ENVIRONMENT)
         rows.append(
             {
@@ -179,13 +179,13 @@ def compared(
 
 
 def given_to(settings: list[dict[str, Any]], usual_state: str, environment: dict[str, str]) -> dict[str, Any]:
-    """The flags by which an agent with these settings reads its files: `--config`, and `--state` where that is not ``usual_state``."""
+    """The flags by which an agent with these settings reads its files: `--config`, and `--state` if it differs from ``usual_state``."""
     from peerload.config import loader
 
     state = next((str(one["value"]) for one in settings if one["key"] == "state"), usual_state)
     usual = {*map(str, loader.files(None, environment))}
     files = [origin for one in settings if (origin := str(one["origin"])).startswith("/") and os.path.isfile(origin)]
-    named = [file for file in files if file not in usual and os.path.dirname(file) != state]  # there `join` wrote one
+    named = [file for file in files if file not in usual and os.path.dirname(file) != state]  # `join` writes one there
     is_other = state != usual_state and os.access(state, os.X_OK)
     return ({"state": state} if is_other else {}) | ({"config": named[0]} if named else {})
 
@@ -196,7 +196,7 @@ def _named(origin: str, key: str) -> str:
 
 STARTS_WITHIN_S = 60.0
 READS_BYTES_S = 2 << 20
-"""Bytes of its database for which an agent gets one more second to start, since it reads them first: a million tasks have 400 MiB."""
+"""An agent gets one more second to start for this many bytes of its database, which it reads first: a million tasks have 400 MiB."""
 STOPS_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.02
 LAUNCHER_ANSWERS_WITHIN_S = 5.0
@@ -208,11 +208,11 @@ LOG_BYTES_READ = 16 << 10
 
 
 def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, Any]:
-    """Start an agent in a session of its own and return its answer to `info` as soon as its socket answers.
-    ``program``: another program that takes the flags of `peerload agent`.
+    """Start an agent in its own session and return its answer to `info` as soon as its socket answers.
+    ``program``: another program that accepts the flags of `peerload agent`.
 
-    Raises PeerloadError with the last lines of its log if it ends before that, or does not answer within a minute and what
-    reading its database takes (then it is stopped).
+    Raises PeerloadError with the last lines of its log if it exits before that, or does not answer within a minute plus the
+    time to read its database (then it is stopped).
     """
     make_private(settings["state"])
     make_private(os.path.dirname(settings["socket"]))
@@ -234,7 +234,7 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         info = _starting(settings["socket"], within_s)
-        if info is not None and info.get("pid") == process.pid:  # else another one was first, and ours will say so
+        if info is not None and info.get("pid") == process.pid:  # else another agent was first, and ours will report it
             process.returncode = 0  # it outlives us: nothing to reap
             return info
         if process.poll() is not None:
@@ -246,19 +246,19 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
 
 
 def _starts_within_s(state: str) -> float:
-    """The time in which an agent with this state directory starts: a minute, and what reading its database takes."""
+    """The start timeout of an agent with this state directory: a minute plus the time to read its database."""
     try:
         with os.scandir(state) as files:
             size = sum(file.stat().st_size for file in files if file.name in ("peerload.db", "peerload.db-wal"))
     except OSError:
-        size = 0  # of another user
+        size = 0  # the directory of another user
     return STARTS_WITHIN_S + size / READS_BYTES_S
 
 
 def program_words() -> list[str]:
     """The command line of peerload in a Python that ignores the working directory and PYTHONPATH.
 
-    If this peerload was itself found through one of those (a checkout that is not installed), its path is added.
+    If this peerload was itself found through the working directory or PYTHONPATH, its path is added.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(peerload.__file__)))
     found_through = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -269,7 +269,7 @@ def program_words() -> list[str]:
 
 
 def _starting(socket_path: str, within_s: float) -> dict[str, Any] | None:
-    """The answer of the agent just started to `info`; None if there is none yet."""
+    """The answer of the agent just started to `info`; None if it does not answer yet."""
     try:
         return agent_info(socket_path, within_s)
     except AgentSilent:
@@ -284,7 +284,7 @@ def _last_lines(log_path: str, log_start: int) -> list[str]:
 
 
 def ended_at_once(reason: str, log_path: str, log_start: int) -> PeerloadError:
-    """The error of an agent that has ended: the error that it logged, else ``reason`` with the end of its log."""
+    """The error of an agent that has exited: the error in its log, else ``reason`` with the end of the log."""
     lines = _last_lines(log_path, log_start)
     for number, line in enumerate(lines):
         if line.startswith("peerload: "):
@@ -303,8 +303,8 @@ def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
 
 
 def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
-    """The answer of the agent at this socket to `info`; None if there is no agent. Raises AgentSilent if there is one that does not
-    answer in this time: no other can be started."""
+    """The answer of the agent at this socket to `info`; None if no agent listens. Raises AgentSilent if one listens but does not
+    answer in this time: then no other agent can be started."""
     try:
         with AgentConnection(socket_path, timeout_s=within_s) as client:
             return client.call("info")
@@ -315,7 +315,7 @@ def agent_info(socket_path: str, within_s: float) -> dict[str, Any] | None:
 
 
 def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
-    """Have the agent restart in its process → its answer to `info` then. Raises PeerloadError."""
+    """Let the agent restart in its process → the answer of the new one to `info`. Raises PeerloadError."""
     with AgentConnection(socket_path) as client:
         before = client.call("info")
         client.call("restart", reason=reason)
@@ -339,7 +339,7 @@ def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
 
 
 def watch(pid: object) -> int | None:
-    """A descriptor that can be read when this process has ended; None if it has ended already, or is not on this machine."""
+    """A descriptor that becomes readable when this process has ended; None if it has ended or is not on this machine."""
     if not isinstance(pid, int) or pid <= 0:
         return None
     try:
@@ -364,8 +364,8 @@ def await_end(descriptor: int, who: str, within_s: float = STOPS_WITHIN_S) -> No
 
 
 def end_launcher(state: str) -> int | None:
-    """Tell the launcher of this state directory to end its tasks and itself → a descriptor that can be read when it has ended; None
-    if there is no launcher. Raises PeerloadError if an agent uses that directory."""
+    """Tell the launcher of this state directory to end its tasks and itself → a descriptor that becomes readable when it has ended;
+    None without a launcher. Raises PeerloadError if an agent uses that directory."""
     lock = _locked(state)
     if lock is None:
         return None
@@ -386,7 +386,7 @@ def is_worked_in(state: str) -> bool:
 
 
 def _locked(state: str) -> int | None:
-    """The agent's lock on its state directory, so that none starts meanwhile; None if no agent ever used it."""
+    """Take the agent's lock on its state directory, so that none starts meanwhile; None if no agent ever used it."""
     try:
         lock = os.open(os.path.join(state, "lock"), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -412,7 +412,7 @@ def _stop_launcher(directory: str) -> int | None:
     try:
         with socket.socket(socket.AF_UNIX) as launcher:
             launcher.settimeout(LAUNCHER_ANSWERS_WITHIN_S)
-            launcher.connect(f"/proc/self/fd/{place}/launcher.sock")  # a long path does not fit into a socket's name
+            launcher.connect(f"/proc/self/fd/{place}/launcher.sock")  # keeps a long path below the limit
             credentials = launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             descriptor = os.pidfd_open(struct.unpack("3i", credentials)[0])
             launcher.sendall(frame.pack([{"do": "stop"}]))

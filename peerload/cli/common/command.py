@@ -1,7 +1,7 @@
 # ruff: noqa: PTH109, PTH110, PTH111, PTH113, PTH117, PTH118, PTH119
 # os.path, since pathlib would cost every command its quick start.
-"""Submission: from the flags of `run`, `submit` and `map` to the request, with the files that travel along, the messages about
-its reply, and hints about likely mistakes. The bounds are those of peerload.model, which is not imported: that would slow
+"""Submission: converts the flags of `run`, `submit` and `map` to a request, sends the files along, reports on the
+reply, and gives hints about likely mistakes. The limits are those of peerload.model, which is not imported: that would slow
 down every submit."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
 NAME_CHARACTERS_MAX = 128
-"""The bounds of peerload.model, which is not imported: that would slow down every submit."""
+"""The limits of peerload.model, which is not imported: that would slow down every submit."""
 
 _SCRATCH = b"-"
 _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
@@ -82,12 +82,12 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
 
 
 def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
-    """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
+    """The task's spec for the request, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
     locks = [word for word in flags.env if "=" not in word]
     for word in locks:
         if word.isidentifier() and not os.path.exists(word):
-            hint = f"a variable that you have:  --export {word}"
+            hint = f"to send a variable of yours:  --export {word}"
             raise UsageError(f"{verb}: --env takes NAME=VALUE or a lock file, not {word!r}", hint=hint)
     flags.env = [word for word in flags.env if "=" in word]
     if len(locks) > 1:
@@ -139,7 +139,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
 
 
 def _promise(flags: Namespace, verb: str) -> dict[str, object]:
-    """The guarantee and the lease of the task, where they are not the default."""
+    """The guarantee and the lease of the task, if not the default."""
     if flags.once and flags.fast:
         raise UsageError(
             f"{verb}: --once and --fast contradict each other",
@@ -164,12 +164,12 @@ def task_name(argv: list[bytes], *, shell: bool) -> str:
 
 
 def _is_assignment(word: bytes) -> bool:
-    """True if a shell reads it as `NAME=VALUE` before a command."""
+    """True if a shell would read this word as `NAME=VALUE` before a command."""
     return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
 
 
 def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **more: object) -> int:
-    """Print what would be submitted. Of environment variables only the names are shown."""
+    """Print what would be submitted, without the values of environment variables."""
     import msgpack
 
     variables = sorted(os.fsdecode(name) for name in msgpack.unpackb(spec["environment"]))
@@ -190,7 +190,7 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
 
 
 def _readable(value: object) -> str:
-    """A field as text: mappings as `name value`, lists with blanks or commas between."""
+    """A field as text: mappings as `name value`, lists separated by blanks or commas."""
     if isinstance(value, dict):
         return ", ".join(f"{printable(key)} {_readable(one)}" for key, one in value.items())
     if isinstance(value, (list, tuple)):
@@ -201,7 +201,7 @@ def _readable(value: object) -> str:
 
 
 def _range(numbers: list[int] | tuple[int, ...]) -> str:
-    """A part of an array as one types it; anything else word by word."""
+    """A range of an array in command-line form; anything else word by word."""
     if len(numbers) != len(("first", "last", "step")) or not all(isinstance(one, int) for one in numbers):
         return _readable(list(numbers))
     first, last, step = numbers
@@ -209,7 +209,7 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
 
 
 def new_token() -> str:
-    """A token for one submission: one that is repeated with it is the same task."""
+    """A new token, which identifies one submission: repeating it with the same token queues nothing."""
     return os.urandom(TOKEN_BYTES).hex()
 
 
@@ -226,9 +226,9 @@ def submit(
     input_comes: bool = False,
     **more: object,
 ) -> dict[str, Any]:
-    """Queue the task, or an array of tasks, and return the agent's reply. ``token``: of a submission that the user can repeat
-    (default: a new one); ``more``: the other fields of `Submit` (docs/wire.md), of which False, None and empty ones are left
-    out; ``input_comes``: it reads more than this."""
+    """Queue the task, or an array of tasks → the agent's reply. ``token``: lets the user repeat the submission safely
+    (default: a new one); ``more``: the other fields of `Submit` (docs/wire.md), omitted if False, None or empty;
+    ``input_comes``: more input follows."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
     repeat = repeat_hint(token) if token else "see:  peerload up        peerload ls"
     token = token or new_token()
@@ -254,7 +254,7 @@ def submit(
 NOT_KNOWN = "it is not known whether the task is queued"
 TOKEN_BYTES = 16
 TOKEN_LENGTH_MIN, TOKEN_LENGTH_MAX = 8, 64
-"""The bounds of peerload.wire.control."""
+"""The limits of peerload.wire.control."""
 PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
 """Time for a task to find a node that has its directory."""
@@ -262,7 +262,7 @@ NODES_NAMED_MAX = 4
 
 
 def say_left_out(secret: list[str]) -> None:
-    """Say on a terminal which variables were not sent."""
+    """Report on a terminal which variables were not sent."""
     if secret and sys.stderr.isatty():
         say(
             f"not sent, since they look like secrets: {shortened(', '.join(secret), 200)}",
@@ -271,7 +271,7 @@ def say_left_out(secret: list[str]) -> None:
 
 
 def say_declining(reply: dict[str, Any]) -> None:
-    """Say on stderr which nodes decline the task just submitted, why, and what helps."""
+    """Report on stderr which nodes decline the task just submitted, why, and how to fix it."""
     nodes_by_reason: dict[str, list[str]] = {}
     for node, why in (reply.get("declining") or {}).items():
         nodes_by_reason.setdefault(str(why), []).append(str(node))
@@ -288,7 +288,7 @@ def say_declining(reply: dict[str, Any]) -> None:
 
 
 def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
+    """Report on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
     task = reply["id"]
     if not reply.get("declining_told"):
         say_declining(reply)
@@ -311,7 +311,7 @@ def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[
 
 
 def _reason_still_queued(client: AgentConnection, task: str) -> str:
-    """The reason why a task is still queued after a second; "" as soon as it has found a node."""
+    """The reason why a task is still queued after a second; returns "" as soon as the task has a node."""
     reason = ""
     for _ in range(PLACEMENT_ROUNDS):
         client.last = {}
@@ -366,7 +366,7 @@ def _directory(chosen: str | None) -> bytes:
 
 
 def _given(**fields: object) -> dict[str, object]:
-    """The fields that were given; the others have their defaults."""
+    """The given fields, without those at their defaults."""
     return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
 
 
@@ -377,7 +377,7 @@ TAG_VALUE_LENGTH_MAX = 128
 
 
 def add_flags(reader: options.Options, *, is_map: bool = False) -> None:
-    """The flags about its home: group, dependencies, tags and retries. is_map: `--tag` has another meaning there, as in GNU parallel."""
+    """Add the flags for group, dependencies, tags and retries. is_map: without `--tag`, which means something else in `map`."""
     reader.flag("--after ID …", help="start after this task has ended (repeatable; an array: all of it)")
     reader.flag("--after-ok ID …", help="start after this task has succeeded; cancelled if it does not (repeatable)")
     reader.flag("--group G", help="the group whose slots it uses:  peerload group")
@@ -395,7 +395,7 @@ def add_flags(reader: options.Options, *, is_map: bool = False) -> None:
 
 
 def terms(flags: Namespace, verb: str) -> dict[str, object]:
-    """The options as the agent takes them, without defaults. Raises UsageError."""
+    """The options for the request, without defaults. Raises UsageError."""
     if flags.retries and flags.once:
         raise UsageError(
             f"{verb}: --once and --retries contradict each other",
@@ -451,7 +451,7 @@ NOTIFY_BYTES_MAX = 64 << 10
 
 
 def add_completion_flags(reader: options.Options) -> None:
-    """The flags about files and notices at a task's end: `-o`, `-e` and `--notify`."""
+    """Add the flags for output files and notifications: `-o`, `-e` and `--notify`."""
     reader.flag(
         "-o, --output FILE",
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
@@ -460,12 +460,12 @@ def add_completion_flags(reader: options.Options) -> None:
     reader.flag(
         "--notify CMD",
         help="run this line in /bin/sh on this node when it has ended (an array: all of it);"
-        " or tell https://URL, ntfy:TOPIC or mail:ADDRESS",
+        " or notify https://URL, ntfy:TOPIC or mail:ADDRESS",
     )
 
 
 def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
-    """The options that were given. Raises UsageError."""
+    """The given options. Raises UsageError."""
     found: dict[str, object] = {}
     for flag, key, pattern in (("-o", "output_file", flags.output), ("-e", "error_file", flags.error)):
         if pattern is not None:
@@ -486,7 +486,7 @@ def completion_terms(flags: Namespace, verb: str) -> dict[str, object]:
 
 
 def _absolute(pattern: str, flag: str) -> bytes:
-    """The pattern as an absolute path; a % in the working directory stands for itself."""
+    """The pattern as an absolute path; a % in the working directory is escaped."""
     raw = os.path.expanduser(os.fsencode(pattern))
     if not raw or raw.endswith(b"/"):
         raise UsageError(f"{flag} {pattern!r} names no file", hint=f"such as:  {flag.rpartition(' ')[2]} out-%j.txt")
@@ -552,7 +552,7 @@ def gpu_percent(text: str) -> int:
 
 
 def device(text: str) -> tuple[str, int]:
-    """``fpga=2``; ``fpga`` alone is one."""
+    """A device kind and its count: ``fpga=2``; ``fpga`` alone means one."""
     name, equals, number = text.partition("=")
     count = number if equals else "1"
     if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
@@ -600,7 +600,7 @@ NODES_SUGGESTED_MAX = 8
 SHELL_MARKS = "|&;<>()$`*?~"
 """Characters that only a shell interprets."""
 LINE_MARKS = "|&;<>"
-"""Characters that make one word without a blank a line for a shell."""
+"""Characters that show that a single word without a blank is a shell command line."""
 SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
@@ -616,20 +616,20 @@ def check_node_names(verb: str, names: list[str]) -> None:
 
 
 def say_if_quoted(words: list[str], verb: str) -> None:
-    """Say on stderr that a line in quotes is one word, and that a word such as `|` is an argument: no shell reads it."""
+    """Warn on stderr that a quoted line is one word, and that a word such as `|` is an argument: no shell interprets it."""
     is_line = len(words) == 1 and (len(words[0].split()) > 1 or any(mark in words[0] for mark in LINE_MARKS))
     if is_line and not os.path.exists(words[0]):
         shown = printable(words[0])
         needs_shell = any(mark in words[0] for mark in SHELL_MARKS)
         by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "
         say(
-            f"{shown!r} is one word: it is taken for the name of a program",
+            f"{shown!r} is one word: it is used as the name of a program",
             f"{by_words}as a line for a shell:  peerload {verb} -s {quoted(shown)}",
         )
     elif operators := [word for word in words[1:] if word in SHELL_OPERATORS]:
         shown = printable(" ".join(words))
         say(
-            f"{operators[0]!r} is passed to {printable(words[0])} as an argument: no shell reads it",
+            f"{operators[0]!r} is passed to {printable(words[0])} as an argument: no shell interprets it",
             f"as a line for a shell:  peerload {verb} -s {quoted(shown)}",
         )
 
@@ -639,7 +639,7 @@ def quoted(line: str) -> str:
 
 
 def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) -> NeverRunnable:
-    """The refusal of a task, improved if it named an unknown node."""
+    """The refusal of a task, with a better hint if the task named an unknown node."""
     wanted = spec["placement"].get("node")
     if not wanted:
         return error
@@ -667,7 +667,7 @@ def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) 
 
 LARGEST_NAMED = 3
 PROGRESS_BYTES = 64 << 20
-"""Files larger than this are sent with a line about the progress, on a terminal."""
+"""On a terminal, a progress line is shown for files larger than this."""
 
 
 def add_file_flags(reader: options.Options) -> None:
@@ -683,33 +683,33 @@ def add_file_flags(reader: options.Options) -> None:
     )
     reader.switch(
         "--snapshot",
-        help="run it in a copy of this directory as it is now, but for what .gitignore and .peerloadignore name; without --out"
-        " all new and changed files come back",
+        help="run it in a copy of this directory as it is now, without files in .gitignore and .peerloadignore; without --out"
+        " all new and changed files are copied back",
     )
 
 
 def prepare_files(flags: Namespace, spec: dict[str, Any], terms: dict[str, Any]) -> list[Found]:
-    """Have the task work in a fresh directory whose outputs come home → what goes there. Raises StagingFailed."""
+    """Set up the task to run in a new directory, with outputs copied home → the files to send. Raises StagingFailed."""
     return submission.prepare(spec, terms, flags.inputs, flags.outputs, snapshot=flags.snapshot)
 
 
 def send_files(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], found: Sequence[Found]) -> None:
-    """Have the agent keep the files, and the task name them. Raises PeerloadError."""
+    """Upload the files to the agent and set their ids in the spec. Raises PeerloadError."""
     submission.send(client, spec, terms, found, _progress(submission.size_of(found)))
 
 
 def freeze_directory(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any]) -> None:
-    """Have the working directory travel, as the settings of the agent want it, or say why it does not. Raises
+    """Send the working directory along, as the agent's settings request, or report why it is not sent. Raises
     PeerloadError."""
     if why := submission.freeze(client, spec, terms, _progress(0)):
         say(
-            f"{printable(spec['directory'])} does not travel: {why}",
-            "the task runs where that directory is; leave files out:  .peerloadignore        all of it:  --snapshot",
+            f"{printable(spec['directory'])} is not sent with the task: {why}",
+            "only nodes that have it run the task; leave files out:  .peerloadignore        send all of it:  --snapshot",
         )
 
 
 def _progress(total: int) -> Callable[[int], None]:
-    """Shows on a terminal how much of many bytes the agent has. total: 0 = not known."""
+    """A function that shows on a terminal how many bytes the agent has received. total: 0 = not known."""
     if not os.isatty(2):
         return lambda _: None
 

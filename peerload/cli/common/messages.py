@@ -1,4 +1,4 @@
-"""Exit codes of the command line, and its messages on stderr: errors, each with what to type next, and the outcomes of tasks."""
+"""Exit codes of the command line, and its messages on stderr: errors with hints, and the outcomes of tasks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 CANNOT = 125
-"""Exit code: peerload itself could not do what was asked."""
+"""Exit code: peerload itself failed."""
 USAGE = 2
 """Exit code: a mistake on the command line."""
 INTERRUPTED = 130
 """Exit code: ended by Ctrl-C."""
 TIMED_OUT = 124
-"""Exit code: the time of `--timeout` was up."""
+"""Exit code: `--timeout` expired."""
 PIPE_CLOSED = 128 + 13
 """Exit code: as if ended by SIGPIPE."""
 DEFAULT_HINT = "check this machine:  peerload doctor"
@@ -32,8 +32,8 @@ DEFAULT_HINT = "check this machine:  peerload doctor"
 
 
 def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:
-    """Say on stderr what happened and why, on one line, and the next command to type on another. verb: the one that was typed, "" if
-    there is none of this name."""
+    """Print on stderr what happened and why, on one line, and the next command to type on another. verb: the typed verb, "" if
+    unknown."""
     hint = error.hint or DEFAULT_HINT
     if isinstance(error, UsageError) and not error.hint:
         hint = f"what it takes:  peerload {verb} --help" if verb else "all of them:  peerload --help"
@@ -58,13 +58,13 @@ def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
 
 
 def pipe_closed() -> int:
-    """Discard the remaining output, since its reader has gone → the exit code."""
+    """Discard the remaining output, since its reader has closed the pipe → the exit code."""
     discard(sys.stdout, sys.stderr)
     return PIPE_CLOSED
 
 
 def discard(*streams: TextIO) -> None:
-    """Have what is still written to these streams go nowhere; it must not fail again at exit."""
+    """Redirect these streams to /dev/null, so that flushing them at exit does not fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())
@@ -72,11 +72,11 @@ def discard(*streams: TextIO) -> None:
 
 
 EXPLAINED_EXIT_CODES = (124, 126, 127)
-"""Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
+"""Exit codes that are reported with a reason: time limit, cannot execute, not found."""
 WITHOUT_ROOM = "; the disk of "
 """Part of the reason of a task whose output may not have been kept."""
 DETACHED = 131
-"""Exit code after Ctrl-\\: that of a command which this key ends, so that nothing after && runs."""
+"""Exit code after Ctrl-\\: as for a command ended by SIGQUIT, so that nothing after && runs."""
 
 
 def exit_code_of(task: dict[str, Any]) -> int:
@@ -88,7 +88,7 @@ def exit_code_of(task: dict[str, Any]) -> int:
 
 
 def say_unknown(task: dict[str, Any]) -> None:
-    """Say on stderr that the outcome of a task is not known, and what to do."""
+    """Report on stderr that the outcome of a task is not known, and what to do."""
     name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
     outlook = f"waiting for it, in case {node} comes back" if node else "no running copy of it is known"
     say(
@@ -98,7 +98,7 @@ def say_unknown(task: dict[str, Any]) -> None:
 
 
 def say_missing(task: dict[str, Any]) -> int:
-    """Say on stderr that a task succeeded but part of its output is lost → CANNOT; 0 if nothing is lost."""
+    """Report on stderr that a task succeeded but part of its output is lost → CANNOT; 0 if nothing is lost."""
     if not task.get("missing_bytes"):
         return 0
     name, why = (printable(task.get(key) or "") for key in ("id", "reason"))
@@ -110,7 +110,7 @@ def say_missing(task: dict[str, Any]) -> int:
 
 
 def say_unsaved(files: dict[str, Any]) -> int:
-    """Say on stderr that the output of a task is not completely in its file → CANNOT; 0 if it is."""
+    """Report on stderr that the output of a task is not completely in its file → CANNOT; 0 if it is."""
     name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))
     if state in ("", "saved"):
         return 0
@@ -123,7 +123,7 @@ def say_unsaved(files: dict[str, Any]) -> int:
 
 
 def say_notice(piece: dict[str, Any]) -> bool:
-    """Report a notice within a stream of output on stderr; False if it is a piece of the output."""
+    """Report a notice within a stream of output on stderr → False if it is a piece of the output instead."""
     for key, say_it in (("unknown", say_unknown), ("away", _say_away), ("waits", _say_waits)):
         if key in piece:
             say_it(piece[key])
@@ -132,13 +132,13 @@ def say_notice(piece: dict[str, Any]) -> bool:
 
 
 def _say_away(away: dict[str, Any]) -> None:
-    """Say on stderr that the home of a task cannot be asked, only the node that runs it."""
+    """Report on stderr that the home of a task does not answer, only the node that runs it."""
     name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
     say(f"{name}: its home {home} does not answer: {why}", "shown is what this node knows")
 
 
 def _say_waits(waits: dict[str, Any]) -> None:
-    """Say on stderr that a task has ended on another node and its home cannot store the result yet."""
+    """Report on stderr that a task has ended on another node and its home cannot store the result yet."""
     name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
     say(
         f"{name} has ended on {node}; its home does not have the result yet: {why}",
@@ -147,7 +147,7 @@ def _say_waits(waits: dict[str, Any]) -> None:
 
 
 def report_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
-    """The exit code for a task whose output is incomplete: never 0, and stderr says so."""
+    """Report incomplete output of a task on stderr → the exit code, never 0."""
     if code or not missing_bytes:
         return code
     say(
@@ -189,11 +189,11 @@ def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
 
 
 def say_conflicts(task: dict[str, Any]) -> None:
-    """Say on stderr which outputs are kept beside a file that was changed here meanwhile."""
+    """Report on stderr which outputs were stored under another name, because the file was changed here meanwhile."""
     kept = task.get("kept_beside") or 0
     if kept:
         name = printable(task.get("id") or "")
         say(
-            f"{counted(kept, 'output')} of {name} {'is' if kept == 1 else 'are'} kept beside files that were changed here meanwhile",
+            f"{counted(kept, 'output')} of {name} {'is' if kept == 1 else 'are'} stored next to files that were changed here meanwhile",
             f"find them:  find . -name '*.peerload-{name.rpartition('/')[2]}'",
         )

@@ -1,7 +1,7 @@
 """The flags of a verb: argparse with our errors, and types for numbers, names of nodes, leases and signals.
 
-argparse takes longer to load and to set up than the rest of a `submit`. So flags are noted first, a command line of plain flags is
-read without it, and argparse reads every other one, also each that is wrong: its errors and its help are those that people see.
+argparse takes longer to load and to set up than the rest of a `submit`. So flags are only declared first. A valid command line of
+plain flags is read without argparse. argparse reads every other one and each wrong one, so users always see its errors and help.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter 
 
 
 DESCRIBE = "\0describe"
-"""A word that cannot be typed: a verb that gets it raises `Described` and does nothing."""
+"""A word that cannot be typed. A verb that receives it raises `Described` and does nothing else."""
 
 
 class Described(Exception):
-    """The flags of a verb: by name whether it takes a value, and its help."""
+    """The flags of a verb: (True if the flag takes a value, help) by name."""
 
     def __init__(self, flags: dict[str, tuple[bool, str]]) -> None:
         super().__init__()
@@ -43,19 +43,19 @@ class Described(Exception):
 
 
 PLAIN_SETTINGS = frozenset({"action", "default", "dest", "help", "metavar", "type"})
-"""Keywords of argparse with which a flag can be read without it, if its action is one of PLAIN_ACTIONS."""
+"""A flag with only these keywords can be read without argparse, if its action is one of PLAIN_ACTIONS."""
 PLAIN_ACTIONS = frozenset({"store", "append", "store_true"})
 
 
 class Values:
-    """The flags of a command line, as `argparse.Namespace` has them."""
+    """The flags of a command line, with the interface of `argparse.Namespace`."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.__dict__ = values
 
 
 class Options:
-    """The flags of one verb. They are never abbreviated; a mistake raises UsageError; every verb has `--socket` and `--json`."""
+    """The flags of one verb. Abbreviations are not allowed; a mistake raises UsageError; every verb has `--socket` and `--json`."""
 
     def __init__(self, verb: str, says: str, *, usage: str = "", epilog: str = "", json_says: str = "") -> None:
         self._verb = verb
@@ -63,7 +63,7 @@ class Options:
         self.epilog = epilog
         self._arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         self.takes_value: dict[str, bool] = {"-h": False, "--help": False}
-        """The flags by name, and whether each takes a value."""
+        """For each flag, True if it takes a value."""
         self.flag("--socket PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
 
@@ -92,7 +92,7 @@ class Options:
         return parser
 
     def flag(self, *declared: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
-        """A flag that takes a value, as help shows it: ``-o, --output FILE``; with `` …`` at the end it may be repeated."""
+        """Declare a flag with a value, in the form of the help: ``-o, --output FILE``; `` …`` at the end makes it repeatable."""
         names, metavar = self._declared(declared, takes_value=True)
         if metavar.endswith("…") and metavar[-2:-1] in ("", " "):
             metavar, settings = metavar[:-1].rstrip(), {"action": "append", "default": [], **settings}
@@ -101,7 +101,7 @@ class Options:
         self.add_argument(*names, **settings)
 
     def switch(self, *declared: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
-        """A flag that takes none: ``-f, --follow``."""
+        """Declare a flag without a value: ``-f, --follow``."""
         self.add_argument(*self._declared(declared, takes_value=False)[0], action="store_true", **settings)
 
     def _declared(self, declared: tuple[str, ...], *, takes_value: bool) -> tuple[list[str], str]:
@@ -120,7 +120,7 @@ class Options:
         return self.parser().parse_intermixed_args(self._with_negative_values(words))
 
     def _with_negative_values(self, words: list[str]) -> list[str]:
-        """``--flag -5ms`` as ``--flag=-5ms``, so that the value is not taken for a flag."""
+        """Convert ``--flag -5ms`` to ``--flag=-5ms``, so that argparse does not read the value as a flag."""
         joined: list[str] = []
         for index, word in enumerate(words):
             if word == "--":
@@ -131,8 +131,8 @@ class Options:
         return joined
 
     def read_command(self, words: list[str], separators: Collection[str] = ()) -> tuple[argparse.Namespace, list[str]]:
-        """The flags up to the first word that is not one, and the words from there on, without a first `--`. separators: words after
-        which long flags are flags again, unless a `--` follows one directly."""
+        """The flags up to the first word that is not a flag, and the words from there on, without a first `--`. separators: words
+        after which long flags are read again, unless a `--` directly follows the separator."""
         self._describe_if_asked(words)
         end = self._end_of_flags(words)
         late, command = self._late_flags(words[end:], separators)
@@ -141,7 +141,7 @@ class Options:
         return plain or self.parser().parse_args(flags), command[1:] if command[:1] == ["--"] else command
 
     def _plain(self, words: list[str]) -> Values | None:
-        """The flags in ``words`` if these are nothing but flags that are easily read, and right; else None, for argparse."""
+        """The flags in ``words`` if these are only plain, valid flags; else None: argparse reads them."""
         table: dict[str, tuple[str, str, Any]] = {}
         values: dict[str, Any] = {}
         for names, settings in self._arguments:
@@ -170,13 +170,13 @@ class Options:
                 return None
             try:
                 found = read(given)
-            except Exception:  # noqa: BLE001 -- argparse says what is wrong
+            except Exception:  # noqa: BLE001 -- argparse reports the error
                 return None
             values[target] = [*(values[target] or ()), found] if action == "append" else found
         return Values(values)
 
     def _unknown(self, words: str) -> NoReturn:
-        """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
+        """Raise the error for an unknown flag or an unexpected word, with a suggestion."""
         from difflib import get_close_matches
 
         first = words.split(" ", 1)[0].partition("=")[0]
@@ -256,7 +256,7 @@ def lease(text: str) -> float:
 
 
 def instant(text: str) -> float:
-    """Unix time in the future: a duration from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
+    """Unix time in the future: from a duration from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
     from datetime import datetime, timedelta
 
     now = datetime.now()  # noqa: DTZ005 -- a time of day is local: its offset from UTC is that of its own day
@@ -278,7 +278,7 @@ def instant(text: str) -> float:
 
 
 def past_instant(text: str) -> float:
-    """A Unix time from a duration before now (``90m``, ``2h``, ``7d``), or a day or time in local time."""
+    """Unix time in the past: from a duration before now (``90m``, ``2h``, ``7d``), or a day or time in local time."""
     import argparse
     import time
     from datetime import datetime

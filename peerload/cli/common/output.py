@@ -1,4 +1,4 @@
-"""The output of a task, written to stdout and stderr as it comes; a progress bar."""
+"""Writers of a task's output to stdout and stderr as it arrives; a progress bar."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def followed(
     until_s: float = float("inf"),
     stdout: int = 1,
 ) -> Iterator[dict[str, Any]]:
-    """The parts of an answer that may never end. When the agent has gone and is back within RECONNECT_S_MAX, and before ``until_s``
-    (monotonic), it is asked again, for what ``asked`` returns then. Raises BrokenPipeError as soon as stdout's reader has gone, not
-    only when the next part is written."""
+    """The parts of an answer that may never end. If the agent disconnects and returns within RECONNECT_S_MAX and before ``until_s``
+    (monotonic), the request is sent again with the current fields from ``asked``. Raises BrokenPipeError as soon as the reader of
+    stdout has closed it, not only at the next write."""
     reconnection = Reconnection(until_s=until_s)
     while True:
         try:
             poll = select.poll()
-            poll.register(stdout, 0)  # an error only
+            poll.register(stdout, 0)  # reports errors only
             if reconnection.is_lost:
                 if poll.poll(RECONNECT_EVERY_S * 1000):
                     raise BrokenPipeError
@@ -58,9 +58,9 @@ def followed(
 class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
-    A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without
+    A gap between two pieces, caused by the capture limit, is reported on stderr. raw: bytes are written unchanged; without
     it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole,
-    streams: as for `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
+    streams: as for `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader closed stdout.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class OutputWriter:
             say(f"{size_text(gap)} of output are missing at the end: they cannot be read")
 
     def close(self) -> None:
-        """Write the incomplete last character."""
+        """Write an incomplete last character."""
         for stream, shown in self._shown.items():
             write_all(stream, shown.of(b"", final=True))
 
@@ -111,14 +111,14 @@ class SanitizedOutput:
     def of(self, data: bytes, *, final: bool = False) -> bytes:
         """The bytes to write for the next piece."""
         words = (self._held + self._decoder.decode(data, final)).replace("\r\n", "\n")
-        self._held = "\r" if words.endswith("\r") and not final else ""  # perhaps the first half of \r\n
+        self._held = "\r" if words.endswith("\r") and not final else ""  # may be the first half of \r\n
         words = words.removesuffix(self._held)
         lines = ("\t".join(map(printable, line.split("\t"))) for line in words.split("\n"))
         return "\n".join(lines).encode()
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte; wait for room if the descriptor does not block."""
+    """Write every byte; wait until a non-blocking descriptor is writable."""
     view = memoryview(data)
     while view:
         try:
@@ -165,7 +165,7 @@ class Bar:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Erase the bar, to make room for other lines."""
+        """Erase the bar before other lines are printed."""
         if self._is_drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

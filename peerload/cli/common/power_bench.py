@@ -46,7 +46,7 @@ while os.getppid() == parent:
 
 
 def threads_in_order() -> tuple[list[int], int]:
-    """Threads that this process may use, one of each core before the second of any, and the number of these cores."""
+    """The hardware threads that this process may use, the first thread of every core before any second one; and the number of cores."""
     first: list[int] = []
     others: list[int] = []
     seen: set[str] = set()
@@ -85,7 +85,7 @@ class Spinners:
         self._directory.cleanup()
 
     def spin(self, count: int, load: str) -> None:
-        """Stop the running spinners, and start this many."""
+        """Stop the running spinners and start ``count`` new ones."""
         for process in self._running:
             process.kill()
             process.wait()
@@ -102,7 +102,7 @@ class Spinners:
 
 
 class Reading(NamedTuple):
-    """Joules of this node so far at ``at_s``, and for how long nothing was known of them; busy_s: processor seconds of all cores."""
+    """Total joules of this node at ``at_s``, and the total time without a measurement; busy_s: processor seconds of all cores."""
 
     at_s: float
     joules: float
@@ -126,20 +126,20 @@ class Bench:
 
 
 def measured(
-    bench: Any,  # noqa: ANN401 -- `Bench`, or a played one
+    bench: Any,  # noqa: ANN401 -- `Bench`, or a simulated one
     levels: Sequence[int],
     threads: int,
     say: Callable[[str], object],
     window_s: float = WINDOW_S,
 ) -> list[tuple[int, float, float, float]]:
-    """(threads, watts, standard deviation, work a second) of each level: the mean of both loads. Raises PeerloadError if other
-    programs keep the machine busy, or the sensor tells nothing."""
+    """(threads, watts, standard deviation, work per second) of each level: the mean of both loads. Raises PeerloadError if other
+    programs keep the machine busy, or the sensor reports nothing."""
     _check_quiet(bench, threads)
     found: dict[int, list[tuple[float, float, float]]] = {}
     for load in LOADS:
         for level in levels:
             if not level and found:
-                continue  # idle is idle
+                continue  # an idle machine needs only one measurement
             say(f"{level} of {threads} threads busy ({load})")
             bench.spin(level, load)
             bench.wait(SETTLE_S)

@@ -22,8 +22,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def redrawn(lines: Callable[[], list[str]]) -> int:
-    """Draw until `q` or Ctrl-C. If stdout is not a terminal, or cannot be cleared, one text follows the other. An error of the first
-    text is raised; later the view says it and tries again."""
+    """Draw until `q` or Ctrl-C. If stdout is not a terminal, or cannot be cleared, the texts are printed one after another. An error
+    of the first text is raised; later errors are shown and retried."""
     is_terminal = sys.stdout.isatty()
     clear = _CLEAR if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
     shown = lines()
@@ -44,7 +44,7 @@ def redrawn(lines: Callable[[], list[str]]) -> int:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Read keys at once and without echo. Yields a function that waits for some seconds and returns True as soon as `q` is pressed."""
+    """Read keys unbuffered and without echo. Yields a function that waits for some seconds and returns True as soon as `q` is pressed."""
     import termios
     import tty
 
@@ -56,7 +56,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         while (left_s := until_s - time.monotonic()) > 0:
             if readable_within(stdin, left_s):
                 pressed = os.read(stdin, 1)
-                if not pressed or pressed in QUITS:  # the terminal is gone, or q
+                if not pressed or pressed in QUITS:  # the terminal was closed, or q
                     return True
         return False
 

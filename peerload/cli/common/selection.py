@@ -1,7 +1,7 @@
 """The selectors of tasks on a command line: ids, ranges and `all`, narrowed by state, name, group, node and tags.
 
-Plain ids go to the agent as they are. The agent resolves everything else into references first (`select`), so that the verb knows
-how many tasks are meant, and asks on a terminal before it changes many.
+Plain ids are sent to the agent unchanged. The agent resolves everything else into references first (`select`), so that the verb
+knows the number of tasks and asks on a terminal before it changes many.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ UNFINISHED = ("held", "queued", "leased", "running", "unknown")
 ENDED = ("done", "failed", "cancelled")
 ALL = "all"
 WITHOUT_STATES = ("clean", "signal")
-"""Verbs that have no `--state`, or another one."""
+"""Verbs without `--state`, or with a different one."""
 ASKED_ABOVE = 20
-"""Tasks that are changed on a terminal without a question, at most."""
+"""The largest number of tasks that are changed on a terminal without a question."""
 REFS_AT_A_TIME = 5_000
 REFS_CHARS_AT_A_TIME = 1 << 20
-"""References in one request, well below the agent's bound."""
+"""References in one request, well below the agent's limit."""
 NAME_GLOB_CHARS_MAX = 128
-"""The bound of peerload.wire.control."""
+"""The limit of peerload.wire.control."""
 EPILOG = """\
 ID: 42, 42.7, 42.3-9 (members 3 to 9), ws1/42, @ (my last task), @~1 (the one before it), or  all.
 --state, --name, --group, --node and --tag narrow that; without an ID they select among all my tasks whose home is here."""
 
 
 def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> None:
-    """Add the ids and the flags. changes: the verb changes tasks and asks before it changes many; has_state: False if the verb has a
-    `--state` of its own."""
+    """Add the ids and the flags. changes: the verb changes tasks and asks before it changes many; has_state: False if the verb
+    defines `--state` itself."""
     reader.add_argument("task", nargs="*", metavar="ID")
     if has_state:
         reader.flag("--state S …", help=f"only in this state: {' '.join(STATES)}")
@@ -81,11 +81,11 @@ class Selection:
 
     @property
     def is_plain(self) -> bool:
-        """True if there are only ids, each of one task or one array."""
+        """True if there are only ids, each naming one task or one array."""
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
     def request_fields(self, states: Iterable[str] = ()) -> dict[str, Any]:
-        """The fields of a request that selects. ``states``: the states if the user names none."""
+        """The fields of a request that describe the selection. ``states``: the states if the user names none."""
         wanted = self.states or list(states)
         fields = {"tasks": self.words, **self.narrowing, "states": wanted}
         return {key: value for key, value in fields.items() if value}
@@ -96,8 +96,8 @@ class Selection:
         return client.call("select", **self.request_fields(states), **more)
 
     def references(self, client: AgentConnection, states: Sequence[str] = ()) -> list[str] | None:
-        """References to the tasks to change; empty, with a message, if none matches; None if the user said no. ``states``: the states of
-        tasks that are selected without their ids."""
+        """References to the tasks to change; empty, with a message, if none matches; None if the user declined. ``states``: the states
+        of tasks that are selected without ids."""
         if self.is_plain:
             return list(self.words)
         names_only = self.words and not self.is_narrowed
@@ -118,7 +118,7 @@ class Selection:
 
 
 def changed(client: AgentConnection, verb: str, refs: Sequence[str], **fields: object) -> dict[str, Any]:
-    """Change tasks with as many requests as needed → one reply, its lists joined."""
+    """Change tasks with as many requests as needed → one reply with joined lists."""
     answer: dict[str, Any] = {}
     for part in batches(refs):
         for key, value in client.call(verb, tasks=part, **fields).items():
@@ -127,7 +127,7 @@ def changed(client: AgentConnection, verb: str, refs: Sequence[str], **fields: o
 
 
 def batches(refs: Sequence[str]) -> Iterator[list[str]]:
-    """The references in parts of the size that one request takes."""
+    """The references in batches that fit into one request."""
     part: list[str] = []
     size = 0
     for ref in refs:
@@ -141,7 +141,7 @@ def batches(refs: Sequence[str]) -> Iterator[list[str]]:
 
 
 def pinned(client: AgentConnection, refs: Sequence[str]) -> list[str]:
-    """The references, those like `@` as the tasks that they name now: after a reconnection they may name others."""
+    """The references, with those like `@` resolved to ids, since they may mean other tasks after a reconnection."""
     return [
         str(name)
         for ref in refs
@@ -163,13 +163,13 @@ def states_of(given: list[str], verb: str) -> list[str]:
 
 
 def is_plain_id(word: str) -> bool:
-    """True if this is the id of one task or array: no range, and no `@~1`."""
+    """True if this is the id of one task or array, not a range or `@~1`."""
     members = word.rpartition("/")[2].partition(".")[2]
     return "~" not in word and "-" not in members and "," not in members
 
 
 def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
-    """True if the user at the terminal agrees; few tasks need no question."""
+    """True if the user at the terminal agrees, or if the tasks are too few to ask."""
     if count <= ASKED_ABOVE:
         return True
     told = ", ".join(f"{number} {printable(state)}" for state, number in sorted((states or {}).items()))

@@ -1,8 +1,8 @@
-"""Follows one task to its end, for `run`, `attach` and `exec`: its output comes here; our input and our signals go there; the terminal
-goes raw for a task that has one.
+"""Follows one task to its end, for `run`, `attach` and `exec`: prints its output, forwards our input and signals, and sets our
+terminal to raw mode for a task that has a terminal.
 
-One loop waits for the agent, for our stdin and for signals. A signal handler does nothing but note which one came, so that
-nothing is ever sent in the middle of something else.
+One loop waits for the agent, for our stdin and for signals. A signal handler only records the signal, so that
+no request is ever sent in the middle of another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DETACH_KEY = b"\x1c"
 """The byte of Ctrl-\\."""
 ROWS, COLUMNS = 24, 80
-"""The size of an unknown window."""
+"""The size to assume for an unknown window."""
 
 
 def window() -> tuple[int, int]:
@@ -67,7 +67,7 @@ class RawTerminal:
 
             try:
                 self._before = termios.tcgetattr(0)
-                tty.setraw(0, termios.TCSADRAIN)  # keys typed ahead are for the command
+                tty.setraw(0, termios.TCSADRAIN)  # keys typed before belong to the command
             except termios.error:  # a hangup
                 self._before = None
 
@@ -94,16 +94,16 @@ TALKERS = frozenset((
 ))  # fmt: skip
 """Programs that are interactive without arguments."""
 TALKS_WITH = frozenset(("-i", "-l", "-q", "--login", "--interactive", "--norc", "--noprofile"))
-"""Options with which they still are."""
+"""Options with which these programs are still interactive."""
 BATCH = frozenset(("-b", "--batch", "-es", "-Es", "-batch"))
-"""Options with which programs that draw do not draw."""
+"""Options with which programs that draw on the screen do not."""
 TERM_DEFAULT = b"xterm"
 COLOURS_FORCED = ("CLICOLOR_FORCE=1", "FORCE_COLOR=1")
-"""Variables that make programs print colours though their output is not a terminal."""
+"""Variables that make programs print colours although their output is not a terminal."""
 
 
 def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
-    """Say on stderr that a command needs a terminal. ``argv``: a command without `--pty`."""
+    """Warn on stderr if a command needs a terminal. ``argv``: a command without `--pty`."""
     if not (os.isatty(0) and os.isatty(1)):
         return
     words = [word.decode("utf-8", "replace") for word in argv]
@@ -126,8 +126,8 @@ def with_term(given: list[str]) -> list[str]:
 
 
 def with_colours(given: list[str], *, has_terminal: bool) -> list[str]:
-    """The given variables (`K=V`) and those that make programs print colours, if the user sees them. has_terminal: the command gets a
-    terminal of its own."""
+    """The given variables (`K=V`), plus COLOURS if the output goes to a terminal. has_terminal: the command gets its own
+    terminal."""
     if os.environ.get("NO_COLOR") or not (has_terminal or (os.isatty(1) and os.isatty(2))):
         return given
     wanted = [] if has_terminal or os.environ.get("TERM", "dumb") == "dumb" else list(COLOURS_FORCED)
@@ -138,23 +138,23 @@ def with_colours(given: list[str], *, has_terminal: bool) -> list[str]:
 
 
 def _own(wanted: list[str]) -> set[str]:
-    """The variables among these that the user has set in the environment; they travel anyway."""
+    """The variables among these that the user has set in the environment, which are sent anyway."""
     names = {word.partition("=")[0] for word in wanted} - {"COLORTERM"}
     return {name for name in names if name in os.environ}
 
 
 PIECE_BYTES = 64 << 10
-"""Bytes read and sent at a time: a writable socket has room for these."""
+"""Bytes read and sent at a time: a writable socket always accepts this many."""
 PIECES_UNANSWERED_MAX = 8
-"""Bound of pieces that the agent has not answered; it answers when there is room for more."""
+"""Maximum number of pieces that the agent has not answered. The agent answers when it can buffer more."""
 BACKGROUND_LOOK_S = 1.0
-"""Pause between looks at a terminal that is another job's."""
+"""Interval between checks of a terminal while another job is in the foreground."""
 STDIN = 0
 _KIND_MASK, _DIRECTORY, _CHARACTERS = 0o170000, 0o040000, 0o020000  # as in <sys/stat.h>
 
 
 def takes_input() -> bool:
-    """True if stdin is something that a command may read: a pipe, a file, a socket or a terminal; not /dev/null, and not closed."""
+    """True if stdin can provide input: a pipe, a file, a socket or a terminal; not /dev/null, and not closed."""
     try:
         status = os.fstat(STDIN)
         kind = status.st_mode & _KIND_MASK
@@ -166,7 +166,7 @@ def takes_input() -> bool:
 
 
 class StdinReader:
-    """Pieces of stdin on their way to the agent, each kept until it is answered. ``at``: the offset of the next piece.
+    """Pieces of stdin that are sent to the agent, each kept until it is answered. ``at``: the offset of the next piece.
 
     A terminal is read only while we are its foreground job; a background job would be stopped.
     """
@@ -188,16 +188,16 @@ class StdinReader:
 
     @property
     def is_foreground(self) -> bool:
-        """True if stdin can be read without being stopped."""
+        """True if reading stdin would not stop this process (SIGTTIN)."""
         if not self.is_terminal:
             return True
         try:
             return os.tcgetpgrp(STDIN) == os.getpgrp()
-        except OSError:  # it is not our controlling terminal: it can be read
+        except OSError:  # not our controlling terminal: reading it does not stop us
             return True
 
     def read(self) -> bytes | None:
-        """Read the next piece: b"" at the end, None if there is nothing now."""
+        """Read the next piece: b"" at the end, None if no data is available now."""
         try:
             data = os.read(STDIN, PIECE_BYTES)
         except BlockingIOError:
@@ -218,8 +218,8 @@ class StdinReader:
         self._claim = request
 
     def answered(self, request: int, kind: str, body: dict[str, Any]) -> str:
-        """Handle an answer → why no more input can be sent, "" if it goes on. If the task wants no more, stdin is closed, so that
-        whoever writes to it notices."""
+        """Handle an answer → the reason why no more input can be sent, "" if it can. If the task accepts no more, stdin is closed, so
+        that the process writing to it notices."""
         if not self.is_of(request):
             return ""
         self._unanswered.pop(request, None)
@@ -234,7 +234,7 @@ class StdinReader:
         return request in self._unanswered or request == self._claim
 
     def stop(self) -> None:
-        """Read no more, and let the writer of a pipe notice."""
+        """Stop reading, and close a pipe so that its writer notices."""
         self.is_open = False
         self.unsent.clear()
         if not self.is_terminal:
@@ -247,7 +247,7 @@ class StdinReader:
         self._unanswered.clear()
 
     def send_again(self) -> None:
-        """Send unanswered pieces again: they may have been lost with the connection. Answers come in any order."""
+        """Send unanswered pieces again: they may have been lost with the connection. Answers arrive in any order."""
         self.unsent[:0] = sorted(self._unanswered.values(), key=lambda piece: piece[0])
         self._unanswered.clear()
 
@@ -256,23 +256,23 @@ SECOND_INTERRUPT_S = 2.0
 """A second Ctrl-C within this cancels the task."""
 RECONNECT_LOOK_S = 0.1
 WHY_AFTER_S = 5.0
-"""A task that has not started after this long: its reason is said, …"""
+"""The reason is shown for a task that has not started after this time, …"""
 WHY_WIDTH_MAX = 200
 """… in at most this width, …"""
 SAID_AT_SUBMISSION = "no node known can ever run it"
-"""… unless it was already said at its submission."""
+"""… unless it was already shown at its submission."""
 STAGING_LOOK_S = 1.0
 STAGING_WIDTH_MAX = 78
 """Interval and width of the progress line on a terminal while its files are transferred."""
 CLEAR_TO_END = "\x1b[K"
 SIGNALS_UNHANDLED_MAX = 3
-"""An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
+"""An agent that stops in the middle of a frame blocks the loop. After this many signals, the session gives up."""
 _CAUGHT = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT,
 )  # fmt: skip
 _HARMLESS = (signal.SIGWINCH, signal.SIGCONT)
 _CAN_WAIT = (*_HARMLESS, signal.SIGTSTP, signal.SIGQUIT)
-"""Signals that are handled when the agent is back: Ctrl-Z and Ctrl-\\ leave the task alive."""
+"""Signals that are handled only after a reconnection: Ctrl-Z and Ctrl-\\ leave the task alive."""
 
 
 class Detached(Exception):
@@ -280,13 +280,13 @@ class Detached(Exception):
 
 
 class TaskSession:
-    r"""Hands the output of a task to ``write``, and passes signals on while its context is open.
+    r"""Passes the output of a task to ``write``, and forwards signals while its context is open.
 
     Ctrl-C: the task gets SIGINT; again within 2 s: it is cancelled (SIGTERM, SIGKILL after 10 s); once more: we stop
-    following. SIGTERM is passed on alike if the task ends with us, else it ends us alone. A task that has not started yet is
-    cancelled at once. Ctrl-\ detaches, Ctrl-Z stops the task and us. ``attends``: the task is cancelled when we are gone;
-    ``stdin``: what it reads, if it does; ``has_terminal``: it has a terminal of its own, and ours goes raw for it;
-    ``is_source``: its input ends with us; ``tail_lines``: number of earlier lines of its output that are shown.
+    following. SIGTERM is forwarded in the same way if the task ends with us, else it ends only us. A task that has not started
+    is cancelled immediately. Ctrl-\ detaches, Ctrl-Z stops the task and us. ``attends``: the task is cancelled when we disconnect;
+    ``stdin``: its input, if it has any; ``has_terminal``: it has its own terminal, so ours is set to raw mode;
+    ``is_source``: its input ends with us; ``tail_lines``: number of earlier lines of its output to show.
     """
 
     DETACHES = True
@@ -330,14 +330,14 @@ class TaskSession:
 
     @property
     def client(self) -> AgentConnection:
-        """The connection to the agent; a new one after the agent went away."""
+        """The current connection to the agent, which a reconnection replaces."""
         return self._client
 
     def __enter__(self) -> Self:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))
         for number in _CAUGHT:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background of a script
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, or in the background of a script
                 self._before[number] = signal.signal(number, self._caught)
         self._before[signal.SIGTTIN] = signal.signal(signal.SIGTTIN, signal.SIG_IGN)
         return self
@@ -371,14 +371,14 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        """Cancel the task whose output nobody reads any more, if it ends with us."""
+        """Cancel the task if it ends with us, since its output has no reader any more."""
         if self._attends:
             self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
         asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}
         self._request = self._client.send("output", **asked, done_with=self._is_source)
-        self._tail = {}  # after a reconnection, what was shown is skipped
+        self._tail = {}  # after a reconnection, output that was already shown is skipped
 
     # -- one turn ------------------------------------------------------------------------------------------------------
 
@@ -473,7 +473,7 @@ class TaskSession:
             stdin.sent(request)
 
     def _end_input(self) -> None:
-        """End the input, since the task takes no more; another attempt would read the same."""
+        """End the input, since the task accepts no more; another attempt would read the same input."""
         if self._is_source and not self._has_terminal:
             self._client.send("input", **self._target, ends=True, is_source=True)
 
@@ -510,7 +510,7 @@ class TaskSession:
             elif number == signal.SIGHUP:
                 self._hung_up()
             elif number == signal.SIGTERM and self.DETACHES and not self._attends:
-                raise SystemExit(128 + signal.SIGTERM)  # the task is to go on without us
+                raise SystemExit(128 + signal.SIGTERM)  # the task continues without us
             elif number != signal.SIGCONT:
                 self._forward(number)
 
@@ -536,7 +536,7 @@ class TaskSession:
         self._cancels.add(self._client.send("cancel", tasks=[self._task], signal=int(stop_signal)))
 
     def _stop(self) -> None:
-        """Handle Ctrl-Z: stop the task and us. The task gets SIGSTOP, since SIGTSTP stops nothing in a session without a shell."""
+        """Handle Ctrl-Z: stop the task and us. The task gets SIGSTOP, since SIGTSTP has no effect in a session without a shell."""
         self._raw.leave()
         self._client.send("signal", **self._target, signal=int(signal.SIGSTOP))
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -546,7 +546,7 @@ class TaskSession:
             self._resize()
 
     def _hung_up(self) -> None:
-        """The terminal is gone: cancel the task, unless the user keeps it."""
+        """Handle a hangup of the terminal: cancel the task, unless it is kept."""
         if self._attends:
             self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGHUP))
         raise SystemExit(128 + signal.SIGHUP)
@@ -554,7 +554,7 @@ class TaskSession:
     def _detach(self) -> None:
         self._raw.leave()
         if self._has_terminal:
-            os.write(2, b"\r\n")  # the next message begins a line
+            os.write(2, b"\r\n")  # start the next message on a new line
         self._client.call("detach", task=self._task)
         raise Detached
 
@@ -565,7 +565,7 @@ class TaskSession:
             if not why and not self._stdin.is_open and body.get("wanted") is False:
                 self._end_input()
             if why:
-                say(f"no input goes to {self._task}: {why}")
+                say(f"input cannot be sent to {self._task}: {why}")
                 if self._attends:
                     self._cancel(signal.SIGTERM)
             return
@@ -580,7 +580,7 @@ class TaskSession:
             say(f"{self._task} was not cancelled: {body.get('what', '')} {body.get('why', '')}")
 
     def _say_why(self, body: dict[str, Any]) -> None:
-        """Say why the task has not started: once, or on a terminal again and again while its files are put in place."""
+        """Show why the task has not started: once, or repeatedly on a terminal while its files are staged."""
         why = str(body["says"] if body.get("staging") else body.get("summary") or "")
         if body.get("staging") and os.isatty(2):
             sys.stderr.write(f"\r{shortened(printable(why), STAGING_WIDTH_MAX)}{CLEAR_TO_END}")
@@ -590,10 +590,10 @@ class TaskSession:
         elif why not in ("", SAID_AT_SUBMISSION):
             say(f"{self._task} waits: {shortened(printable(why), WHY_WIDTH_MAX)}", f"more:  peerload why {self._task}")
 
-    # -- an agent that goes away ---------------------------------------------------------------------------------------
+    # -- reconnection --------------------------------------------------------------------------------------------------
 
     def _reconnect(self, error: AgentUnavailable) -> None:
-        """Reconnect to the agent and resume. Raises AgentUnavailable if it stays away."""
+        """Reconnect to the agent and resume. Raises AgentUnavailable if it does not return in time."""
         if not self._lost_until_s:
             self._lost_until_s = time.monotonic() + RECONNECT_S_MAX
         self._raw.leave()
@@ -608,8 +608,8 @@ class TaskSession:
                 if self._attends:
                     self._client.call("attend", task=self._task)
                 else:
-                    self._client.call("info")  # it answers: from here on it hears signals
-                self._waiting[:0] = self._forwarded.values()  # they may not have arrived
+                    self._client.call("info")  # once it answers, it receives signals
+                self._waiting[:0] = self._forwarded.values()  # these may not have arrived
                 self._forwarded.clear()
                 self._cancels.clear()
                 self._ask()
@@ -637,6 +637,6 @@ class TaskSession:
 
 
 def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
-    """True if a task is this user's, so that its output may go to the terminal unchanged. The user that another node names is trusted
-    only if all nodes are one person's."""
+    """True if the task belongs to this user, so that its output may go to the terminal unchanged. A user name from another node is
+    trusted only if one person owns all nodes."""
     return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

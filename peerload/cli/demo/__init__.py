@@ -1,1 +1,1 @@
-"""`peerload demo`: a broker, work to do, a report, and imagined GPUs."""
+"""`peerload demo`: a broker, example tasks, a report, and simulated GPUs."""

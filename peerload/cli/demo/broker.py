@@ -1,7 +1,7 @@
-"""An MQTT broker for the demo, in a process of its own (`python -m peerload.cli.demo.broker PORT`: amqtt).
+"""An MQTT broker for the demo, in its own process (`python -m peerload.cli.demo.broker PORT`: amqtt).
 
-Production uses Mosquitto from the distribution (deploy/mosquitto.conf). What is started here listens on the loopback
-interface only, lets everybody in who can reach that, and remembers nothing across a restart.
+Production uses Mosquitto from the distribution (deploy/mosquitto.conf). The broker of the demo listens only on the loopback
+interface, has no access control there, and stores nothing across a restart.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Kind = Literal["mosquitto", "amqtt"]
 
 START_S_MAX = 20.0
-"""A broker process that does not accept connections within this is given up."""
+"""Time limit for a broker process to accept connections."""
 STOP_S_MAX = 5.0
 STARTS_MAX = 5
-"""Ports that are tried: another program may take a port that looked free."""
+"""Number of ports to try: another program may take a port after it was found free."""
 QUEUED_MESSAGES_MAX = 10_000
-"""Per client; Mosquitto's own 1000 would drop retained States in a cluster of more nodes."""
+"""Queue limit of each client. Mosquitto's default of 1000 would drop retained States in a larger cluster."""
 
 _MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -69,8 +69,8 @@ def _mosquitto() -> str | None:
 
 
 class BrokerProcess:
-    """A broker in a process of its own, whose files lie in ``directory``. `start`, `kill` and `stop` may alternate;
-    once it has run, it keeps its port."""
+    """A broker process with its files in ``directory``. `start`, `kill` and `stop` may be called repeatedly;
+    the port stays the same after the first start."""
 
     def __init__(self, directory: Path, kind: Kind) -> None:
         self.kind = kind
@@ -88,7 +88,7 @@ class BrokerProcess:
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> Self:
-        """Returns when it accepts connections. Raises BrokerUnavailable."""
+        """Start it and return when it accepts connections. Raises BrokerUnavailable."""
         problem = ""
         for _ in range(STARTS_MAX):
             port = self.port or _free_port()
@@ -109,7 +109,7 @@ class BrokerProcess:
         if self.kind == "amqtt":
             argv = [sys.executable, "-m", "peerload.cli.demo.broker", str(port)]
         else:
-            user = "user root" if os.geteuid() == 0 else ""  # else it would drop to a user that cannot write here
+            user = "user root" if os.geteuid() == 0 else ""  # Mosquitto's default user could not write here
             text = _MOSQUITTO.format(port=port, queued=QUEUED_MESSAGES_MAX, log=self._log, user=user)
             configuration = self._directory / "mosquitto.conf"
             configuration.write_text(text)
@@ -123,7 +123,7 @@ class BrokerProcess:
                 raise BrokerUnavailable(f"{self.kind} does not start", why=str(error)) from error
 
     def _await_start(self, port: int) -> str:
-        """Wait until it runs → "", or the reason why it does not. Its own log comes first: another program may
+        """Wait until it runs → "", or the reason why it does not. Its log is checked first, since another program may
         answer at the port."""
         process, pause = self._process, threading.Event()
         if process is None or process.stdout is None:
@@ -170,7 +170,7 @@ class BrokerProcess:
 
 @contextlib.contextmanager
 def start_broker(directory: Path, kind: Kind | None = None) -> Iterator[BrokerProcess]:
-    """A broker on a free loopback port for as long as the block lasts. Raises BrokerUnavailable if there is none."""
+    """Context with a broker on a free loopback port. Raises BrokerUnavailable if none can be started."""
     chosen = kind or find_broker()
     if chosen is None:
         raise BrokerUnavailable(
@@ -201,7 +201,7 @@ def _accepts(port: int) -> bool:
 
 
 async def serve(port: int) -> None:
-    """Run an amqtt broker at this port until SIGTERM or SIGINT; as soon as it listens, stdout gets a line. Raises
+    """Run an amqtt broker at this port until SIGTERM or SIGINT. Prints a line as soon as it listens. Raises
     BrokerUnavailable if the package is not installed or the port is taken."""
     try:
         from amqtt.broker import Broker
@@ -211,7 +211,7 @@ async def serve(port: int) -> None:
         raise BrokerUnavailable(
             "the small broker is not installed", why=str(error), hint=how_to_add("broker")
         ) from error
-    # The plug-ins are named because the default set announces its own deprecation; without the last one no $SYS.
+    # The plug-ins are listed because the default set logs a deprecation warning. The last one provides $SYS.
     config = BrokerConfig(
         listeners={"default": ListenerConfig(bind=f"127.0.0.1:{port}")},
         plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
@@ -230,7 +230,7 @@ async def serve(port: int) -> None:
 
 
 def main() -> int:
-    """Serve at the port that the command line names."""
+    """Serve at the port given on the command line."""
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports each lost client as an error
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
     try:

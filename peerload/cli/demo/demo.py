@@ -1,8 +1,8 @@
-"""`peerload demo`: three agents and a broker on this machine, which share real commands with known answers; the account at the end.
+"""`peerload demo`: three agents and a broker on this machine share real commands with known results; a report follows.
 
-Base of the demonstrations (`Demo`): real agents of one temporary directory, whose processes are found and ended whatever
-happens. The directory's name is in the environment of everything that is started (`MARK`), so that agents, launchers, broker
-and tasks can be found in /proc and are gone when the demonstration ends, however it ends.
+`Demo` is the base class of the demonstrations: real agents in a temporary directory. The directory's name is in the environment
+of every process that is started (`MARK`), so that agents, launchers, broker and tasks can be found in /proc and are always
+ended with the demonstration.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 KINDS = ("hash", "read", "sleep", "hash", "read", "hash", "sleep", "read", "hash", "read")
-"""Kinds of task in a round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
-tests do, so that six slots can be seen at work where there are fewer processors than slots."""
+"""Kinds of task in a round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, like downloads and
+tests, so that six slots are visibly busy even on a machine with fewer processors."""
 
 HASH_BYTES = (80_000_000, 120_000_000, 160_000_000)
 READ_PARTS = (3, 4, 5)
@@ -54,8 +54,8 @@ SLEEP_S = (0.3, 0.9, 0.6, 1.2)
 
 
 class DemoCommand(NamedTuple):
-    """Command line of a task: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
-    is asked for)."""
+    """Command line of a task: a ``name`` for display, its ``argv``, and the ``answer`` it must print (computed here on
+    access)."""
 
     name: str
     argv: list[str]
@@ -130,7 +130,7 @@ HANDOFF_COUNTERS = {
     "transfers": metrics.TRANSFERS,
     "tasks given": metrics.TASKS_GIVEN,
 }
-"""Keys of the report, and the counters behind them."""
+"""Keys of the report, and their counters."""
 
 _UP_TO_START = "\x1b[{lines}F\x1b[J"
 
@@ -146,7 +146,7 @@ class DemoScreen:
         self._due_s = 0.0
 
     def show(self, tasks: Sequence[Mapping[str, Any]], elapsed_s: float, *, at_last: bool = False) -> None:
-        """Draw, if it is time to: always ``at_last``."""
+        """Draw if the interval has passed; always with ``at_last``."""
         now_s = time.monotonic()
         if now_s < self._due_s and not at_last:
             return
@@ -188,10 +188,10 @@ def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]
 def account_of(
     tasks: Sequence[Mapping[str, Any]], slots: Mapping[str, int], home: str, counters: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """The figures at the end, as `--json` prints them.
+    """The figures of the report, as `--json` prints them.
 
-    tasks: ended ones, as `show` gives them; slots: node → tasks at a time; counters: node → its agent's. The ideal is
-    the sum of the measured durations over all slots, alone_s the same durations in the same order on the home's slots.
+    tasks: answers to `show` for the ended tasks; slots: node → tasks at a time; counters: node → its agent's counters. The ideal
+    is the sum of the measured durations over all slots, alone_s the same durations in the same order on the home's slots.
     """
     took_s = {task["id"]: max(task["ended_at"] - (task["started_at"] or task["ended_at"]), 0.0) for task in tasks}
     makespan_s = max(task["ended_at"] for task in tasks) - min(task["submitted_at"] for task in tasks)
@@ -251,7 +251,7 @@ def _sum(counters: Mapping[str, Mapping[str, int]], name: str) -> int:
 
 
 def account_lines(told: Mapping[str, Any]) -> list[str]:
-    """The account as text, 80 columns."""
+    """The report as text, 80 columns."""
     headings = ("NODE", "SLOTS", "TASKS", "FROM ELSEWHERE", "BUSY")
     rows = [
         (one["node"], one["slots"], one["tasks"], one["from_elsewhere"] or "-", f"{one['busy_share']:.0%}")
@@ -296,13 +296,13 @@ TICK_S = 0.1
 GONE_WITHIN_S = 30.0
 ANSWER_WITHIN_S = 20.0
 PATH_BYTES_MAX = 60
-"""A longer temporary directory leaves no room for the name of a socket; then it is /tmp."""
+"""Limit for the path of the temporary directory, so that the path of a socket fits; a longer one is replaced by /tmp."""
 LOG_LINES_SHOWN = 5
 
 
 def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
-    """Run a demonstration, and remove everything whatever happens → its account, None if it was interrupted, and the
-    processes that did not end when asked. Raises what ``act`` raises, after the agents' last log lines are shown."""
+    """Run a demonstration, and always clean up → its report, None if it was interrupted, and the processes that
+    ignored SIGTERM. Raises the errors of ``act``, after showing the agents' last log lines."""
     account: dict[str, Any] | None = None
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -317,7 +317,7 @@ def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[s
 
 
 class Demo:
-    """Demonstration in a directory of its own; call `clean` at its end. nodes: the names of its agents."""
+    """Demonstration in its own directory; call `clean` at the end. nodes: the names of its agents."""
 
     nodes: tuple[str, ...] = ()
 
@@ -331,8 +331,8 @@ class Demo:
         os.environ[MARK] = str(directory)
 
     def clean(self) -> list[tuple[int, str]]:
-        """Stop everything and remove the directory → (pid, command line) of processes that did not end when asked
-        and were killed. Takes at most two times GONE_WITHIN_S, and is not interrupted."""
+        """Stop everything and remove the directory → (pid, command line) of processes that ignored SIGTERM
+        and were killed. Takes at most two times GONE_WITHIN_S, and ignores interrupts."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         told: list[str] = []
@@ -348,7 +348,7 @@ class Demo:
             [pid for pid in self._agents() if not any(self._is_agent_of(pid, node) for node in told)], self._agents
         )
         left: list[tuple[int, str]] = []
-        if not self._end(self.processes(), self.processes):  # the launcher of an agent that was interrupted early
+        if not self._end(self.processes(), self.processes):  # an interrupted start leaves a launcher
             left = [(pid, _command_line(pid)) for pid in self.processes()]
             for pid, _ in left:
                 _signal(pid, signal.SIGKILL)
@@ -356,7 +356,7 @@ class Demo:
         return left
 
     def _end(self, asked: Sequence[int], those: Callable[[], Sequence[int]]) -> bool:
-        """Send SIGTERM to the ``asked`` and wait → True if none of ``those`` is left within GONE_WITHIN_S."""
+        """Send SIGTERM to the processes ``asked`` → True if ``those()`` is empty within GONE_WITHIN_S."""
         for pid in asked:
             _signal(pid, signal.SIGTERM)
         try:
@@ -389,7 +389,7 @@ class Demo:
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(process.pid, os.WNOHANG)[0] == process.pid:
                     continue
-            with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+            with contextlib.suppress(psutil.Error):  # the process has just ended, or belongs to another user
                 if process.pid != os.getpid() and process.environ().get(MARK) == str(self.directory):
                     found.append(process.pid)
         return found
@@ -398,7 +398,7 @@ class Demo:
 def temporary_directory() -> Path:
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > PATH_BYTES_MAX:
-        base = "/tmp"  # noqa: S108 -- mkdtemp makes a directory there that nobody else can enter
+        base = "/tmp"  # noqa: S108 -- mkdtemp creates a private directory there
     return Path(tempfile.mkdtemp(prefix="peerload-demo-", dir=base))
 
 
@@ -408,7 +408,7 @@ def interrupt(_number: int, _frame: object) -> None:
 
 
 def wait(predicate: Callable[[], bool], otherwise: str, within_s: float = MEET_WITHIN_S) -> None:
-    """Wait until the predicate is true. Raises PeerloadError saying ``otherwise``."""
+    """Wait until the predicate is true. Raises PeerloadError with the text ``otherwise``."""
     pause = threading.Event()
     deadline_s = time.monotonic() + within_s
     while not predicate():
@@ -434,31 +434,31 @@ def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None
         sys.stderr.write(f"\nStopped: none of {len(started)} processes is left, the directory is removed.\n")
         return
     for pid, command_line in left:
-        say(f"process {pid} did not end when asked and was killed: {command_line}")
+        say(f"process {pid} ignored SIGTERM and was killed: {command_line}")
 
 
 SLOTS = {"small": 1, "middle": 2, "large": 3}
 HOME = "small"
-"""All tasks are submitted here: what runs elsewhere, was shared."""
+"""All tasks are submitted here: every task that runs elsewhere was shared."""
 TASKS_MAX = 2_000
 TASKS_WITHIN_S = 240.0
 TASK_WITHIN_S = 1.0
-"""All tasks must have ended within TASKS_WITHIN_S, or this for each if that is more."""
+"""Time limit for all tasks: TASKS_WITHIN_S, or this for each task if that is more."""
 SHOWN_AT_A_TIME = 500
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n[load]\nforeign = "ignore"\n'
-"""Configuration that keeps the demo's agents out of a cluster in use. They share one machine, where each would take
-the tasks of the others for foreign load."""
+"""Configuration that keeps the demo's agents out of a real cluster. They share one machine, where each would count
+the tasks of the others as foreign load."""
 
 
 class SharingDemo(Demo):
-    """Three agents of different size that meet over MQTT; all tasks are submitted to the smallest."""
+    """Three agents of different size, connected by MQTT; all tasks are submitted to the smallest one."""
 
     nodes = tuple(SLOTS)
     broker = ""
 
     def run(self, count: int, broker_kind: Kind | None = None) -> dict[str, Any]:
-        """Start everything, have ``count`` commands run, and return the account. Raises PeerloadError."""
+        """Start everything and run ``count`` commands → the report. Raises PeerloadError."""
         began_s = time.monotonic()
         broker = self._stack.enter_context(start_broker(self.directory, broker_kind))
         self.broker = broker.kind
@@ -506,7 +506,7 @@ class SharingDemo(Demo):
         return account | _checked(clients[HOME], tasks, work)
 
     def _share(self, client: AgentConnection, work: Sequence[DemoCommand]) -> list[dict[str, Any]]:
-        """Submit all to one node and wait until they have ended → the tasks as `show` gives them, in order."""
+        """Submit all tasks to one node and wait until they have ended → the answers to `show`, in order."""
         scratch = self.directory / "work"
         scratch.mkdir()
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), b"LC_ALL": b"C"}
@@ -549,8 +549,8 @@ def _counters(client: AgentConnection) -> dict[str, int]:
 
 
 def _checked(client: AgentConnection, tasks: Sequence[dict[str, Any]], work: Sequence[DemoCommand]) -> dict[str, Any]:
-    """Compare each task's output, read at its home, with the known answer → how many are right, and one that came
-    from another node, to show."""
+    """Compare each task's output, read at its home, with the known answer → the number of right ones, and an example
+    from another node."""
     right = best = 0
     example: dict[str, Any] | None = None
     for task, command in zip(tasks, work, strict=True):

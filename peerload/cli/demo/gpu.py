@@ -1,9 +1,9 @@
-"""`peerload demo gpu`: how tasks share GPUs, on a node with four that are played.
+"""`peerload demo gpu`: how tasks share GPUs, on a node with four simulated ones.
 
-The experiment is the published one of a hybrid scheduler (first come, first served, plus availability): three tasks fill
-GPU 0, and those that come after ask for GPU 0 too. One is small enough to run beside them; one waits for it (`queue`); one
-takes another GPU (`schedule`). Agent, launcher and tasks are real; only the cards are not, since each task says by a file
-how much of them it uses, as the driver of real cards would.
+The experiment is the published one of a hybrid scheduler (first come, first served, plus availability). Three tasks fill
+GPU 0, and later tasks request GPU 0 too: one is small enough to run beside them, one waits for it (`queue`), and one
+uses another GPU (`schedule`). Agent, launcher and tasks are real; only the cards are simulated: each task reports its use of
+them in a file, in place of a driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GPUS = 4
 GPU_BYTES = 24 << 30
 ENDS_WITHIN_S = 60.0
 QUARTER, LITTLE = 0.25, 0.1
-"""Shares of a GPU's memory: three quarters and a little fit, four quarters do not, since some is reserved."""
+"""Shares of a GPU's memory: three QUARTERs and a LITTLE fit, four QUARTERs do not, since some memory is reserved."""
 
 USE = """
 import os, sys, time
@@ -54,14 +54,14 @@ while not os.path.exists(gate):
 time.sleep(max(began_s + seconds - time.monotonic(), seconds / 10))
 os.unlink(mine)
 """
-"""Program of each task: it takes the promised memory on the cards that it sees, and gives it back at the end.
-However slow the machine, it does not end before all tasks run that should run beside it."""
+"""Program of each task: it occupies the requested memory on its visible cards and frees it at the end.
+Even on a slow machine, it does not end before the tasks that should run beside it have started."""
 
 COLUMNS = ("STATUS", "ID", "MODE", "PREFERRED", "GIVEN", "MEMORY", "REGISTERED", "STARTED", "ENDED")
 RIGHT = ("MEMORY", "REGISTERED", "STARTED", "ENDED")
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\n[gpu]\nmax_tasks = 10\n[load]\nforeign = "ignore"\n'
-"""Configuration that excludes this machine's own."""
+"""Configuration that overrides the settings of this machine."""
 
 
 class DemoGpuTask(NamedTuple):
@@ -86,10 +86,10 @@ THEN = (
 
 
 def main(words: list[str]) -> int:
-    """Run it: 0 if each task went where it should and nothing is left, 1 if not."""
+    """Run it → 0 if each task ran on the expected GPU and nothing is left behind, 1 if not."""
     flags = Options(
         "demo gpu",
-        "Start an agent with four played GPUs on this machine; three tasks fill GPU 0, and three more ask for it: one that"
+        "Start an agent with four simulated GPUs on this machine; three tasks fill GPU 0, and three more ask for it: one that"
         " still fits, one that waits (queue), one that takes another (schedule). Show both queues, and remove everything.",
     ).read(words)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -133,7 +133,7 @@ class GpuDemo(Demo):
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         (self.directory / "on").mkdir()
         cards = [
-            {"uuid": f"{NAME}{number}", "name": f"played GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
+            {"uuid": f"{NAME}{number}", "name": f"simulated GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
             for number in range(GPUS)
         ]
         machine = {"gpus": cards, "processes": str(self.directory / "on")}
@@ -187,7 +187,7 @@ def _are(client: AgentConnection, ids: Sequence[str], *states: str) -> bool:
 
 
 def _seen(client: AgentConnection, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The tasks with the columns of the original; times in seconds since the first was registered."""
+    """The tasks with the columns of the published experiment; times in seconds since the first submission."""
     numbers = {gpu["id"]: gpu["index"] for gpu in _own(client)["gpus"]}
     shown = client.call("show", tasks=list(ids))["tasks"]
     zero_at = shown[0]["submitted_at"]
@@ -219,8 +219,8 @@ def _output(client: AgentConnection, task: str) -> str:
 
 
 def _account(tasks: list[dict[str, Any]], saw: Sequence[str]) -> dict[str, Any]:
-    """Account of the experiment: whether each task went where it should and saw only that GPU (``saw``), and how
-    long the waiting task waited after a GPU was free."""
+    """Report of the experiment: whether each task ran on the expected GPU and saw only that one (``saw``), and how
+    long the queued task waited after a GPU was free."""
     *first, little, queued, scheduled = tasks
     freed_s = min(task["ended_s"] for task in first)
     right = [task["given"] == [0] for task in (*first, little, queued)]

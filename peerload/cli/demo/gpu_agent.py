@@ -1,9 +1,9 @@
-"""The agent of `peerload demo gpu`: a normal agent with simulated GPUs, the functions of `pynvml` for a machine that a file describes.
+"""The agent of `peerload demo gpu`: a normal agent with simulated GPUs. It replaces the functions of `pynvml` by a simulation that a
+file describes.
 
-Arguments: that file, then the flags of `peerload agent`. No verb leads here. The file is JSON, read again at each call:
-``{"gpus": [{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A process uses
-the GPUs that the file of its number in that directory names, one a line (``UUID BYTES PERCENT``), as long as it lives. Like
-the real library, it reports utilization late.
+Arguments: that file, then the flags of `peerload agent`. The file is JSON, read again at each call:
+``{"gpus": [{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A live process uses
+the GPUs listed in ``DIRECTORY/PID``, one a line (``UUID BYTES PERCENT``). Like the real library, it reports utilization late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEMPERATURE_C = 35
 INVALID, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST = 2, 3, 9, 15
 PROCESSES_MAX = 4096
 WORDS = 3
-"""Words in a line of a process's file."""
+"""Number of words in a line of a process's file."""
 
 
 class PlayedError(Exception):
@@ -78,16 +78,16 @@ class PlayedNvml:
         self._now_s = now_s
         self._busy: dict[int, tuple[float, int, int]] = {}
 
-    # The names are pynvml's. A function that is not here is one that this driver lacks.
+    # The names are those of pynvml. Missing functions are not supported by this driver.
 
     def nvmlInit(self) -> None:  # noqa: N802 -- as above
         self._machine()
 
     def nvmlShutdown(self) -> None:  # noqa: N802 -- as above
-        """End it."""
+        """Do nothing."""
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802 -- as above
-        """Version of the driver: no number, so that it cannot be taken for a real one."""
+        """Version of the driver: not a number, so that it cannot be mistaken for a real one."""
         return DRIVER
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 -- as above
@@ -153,7 +153,7 @@ class PlayedNvml:
         return gpus[handle]
 
     def _processes(self, handle: int) -> list[tuple[int, int, int]]:
-        """(pid, bytes, percent) of each on a card that lives."""
+        """(pid, bytes, percent) of each live process on a card."""
         uuid, directory = self._gpu(handle)["uuid"], Path(str(self._machine().get("processes", "")))
         found = []
         try:
@@ -165,7 +165,7 @@ class PlayedNvml:
                 continue
             try:
                 lines = (directory / name).read_text(encoding="utf-8").splitlines()
-            except OSError:  # it has just left
+            except OSError:  # the process has just ended
                 continue
             told = [words for words in map(str.split, lines) if len(words) == WORDS and words[0] == uuid]
             found += [(int(name), int(words[1]), int(words[2])) for words in told]

@@ -1,5 +1,5 @@
-"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks; and MQTT brokers, each probed with a
-client of its own: its answer, its version, whether it accepts this node, and whether it accepts everybody."""
+"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks; and MQTT brokers. Each broker is
+probed with a separate client for its version and for whether it accepts this node, or everybody."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 NO_ISSUER = "start the machine that has it again; if it is lost, make a new cluster:  docs/security.md"
 PEERS_FOR_SECOND_ISSUER = 2
-"""Peers from which on a cluster with one node that can invite is told so."""
+"""Number of peers from which on doctor reports that only one node can invite."""
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
-"""Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
+"""UDP counts as blocked if no peer has sent a datagram for this time."""
 ROUNDS_S = 12.0
-"""Time for each member within which a node surely probes all of them: two rounds, one probe in 3 s (`gossip = "wan"`)."""
+"""Time per member after which a node has certainly probed all members: two rounds, one probe every 3 s (`gossip = "wan"`)."""
 MET_S_MIN = 30.0
-"""A peer met more recently than this may not have had a reason to send one."""
+"""A more recently connected peer may not have sent a datagram yet."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0
 NAMED_MAX = 4
 TCP_LISTENS = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
+"""The state code of a listening socket in /proc/net/tcp."""
 
 
 def cluster(facts: DoctorInput) -> Finding:
-    """Check that the cluster directory can be used, for how long, and is the one that the agent uses."""
+    """Check that the cluster directory is usable, will stay so, and is the one that the agent uses."""
     if facts.cluster_error is not None:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
     if facts.checkup.get("revoked"):
@@ -68,7 +68,7 @@ def cluster(facts: DoctorInput) -> Finding:
 
 
 def _issuers(facts: DoctorInput, says: str) -> Finding:
-    """A warning if no member with the CA's key is there; else OK, which names the member if it is the only one."""
+    """A warning if no member has the CA's key; else OK, with the name of the member if only one has it."""
     peers = [peer for peer in facts.checkup.get("peers", ()) if not peer.get("revoked")]
     issuers = {peer["node"]: peer["state"] for peer in peers if peer.get("issuer")}
     if facts.checkup.get("issuer"):
@@ -83,7 +83,7 @@ def _issuers(facts: DoctorInput, says: str) -> Finding:
 
 
 def _certificate(facts: DoctorInput) -> Finding | None:
-    """A finding if the node's own certificate has expired, or will soon and cannot be renewed; else None."""
+    """A finding if the node's own certificate has expired, or expires soon and cannot be renewed; else None."""
     certificate_s = (facts.checkup.get("certificate_until") or facts.now + EXPIRES_WITHIN_S) - facts.now
     cannot_renew = facts.checkup.get("issuer") is False
     if certificate_s <= 0:
@@ -130,8 +130,8 @@ def is_loopback(address: str) -> bool:
 
 
 def port(facts: DoctorInput) -> Finding:
-    """Check that the agent listens at its announced port, by TCP and by UDP. Nothing connects to it:
-    the agent would take that for a stranger."""
+    """Check that the agent listens at its announced port, by TCP and by UDP. Does not connect to it:
+    the agent would count that as an unknown peer."""
     address = str(facts.info.get("listen") or "")
     if not address:
         return Finding(SKIP, "no agent runs")
@@ -149,7 +149,7 @@ def port(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def datagrams(facts: DoctorInput) -> Finding:
-    """Check that gossip arrives from peers that the link reaches."""
+    """Check that gossip arrives from the peers that are connected by TCP."""
     alive = [peer for peer in facts.peers("alive", "suspect") if (peer["met_s"] or 0.0) > MET_S_MIN]
     if not alive:
         return Finding(SKIP, "no peer has been connected for long enough")
@@ -201,7 +201,7 @@ def peers(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def ways(facts: DoctorInput) -> Finding:
-    """Check that of this node and each peer one can dial the other."""
+    """Check for each peer that one of the two nodes can connect to the other."""
     here = facts.info.get("node")
     alive = [peer for peer in facts.peers("alive", "suspect") if "way" in peer]
     parted = [peer for peer in alive if peer["way"] == "none"]
@@ -298,8 +298,8 @@ ENDS_WITHIN_S = 30 * 86_400.0
 
 
 class BrokerProbe(NamedTuple):
-    """url: without user and password; why: why it cannot be used, "" if it can; version: as it says itself, or "";
-    ends_at: until when its certificate is valid (Unix s), None without TLS; sends_password: without TLS."""
+    """Result of a probe. url: without user and password; why: the reason why the broker cannot be used, "" if it can; version: as
+    reported, or ""; ends_at: end of its certificate (Unix s), None without TLS; sends_password: without TLS."""
 
     url: str
     why: str = ""
@@ -328,7 +328,7 @@ class BrokerAccess(NamedTuple):
         return cls(config.mqtt_ca, config.mqtt_password_file, cluster_ca, certificate if is_ours else None)
 
     def tls(self, *, shows_us: bool) -> BrokerTls:
-        """TLS with this node's certificate, or without one."""
+        """TLS with this node's certificate (``shows_us``), or without one."""
         from peerload.security.broker import BrokerTls
 
         return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
@@ -366,8 +366,8 @@ def probe_broker(address: str, way: BrokerAccess | None = None) -> BrokerProbe:
 
 
 def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> bool:
-    """True if a client without name, password and certificate can publish below this node's topics. The message goes
-    to a topic that no agent listens to, and means nothing."""
+    """True if a client without name, password and certificate can publish below this node's topics. The test message goes
+    to a topic that no agent subscribes to."""
     from peerload.model.errors import ConfigError
     from peerload.security.broker import ROOT, BrokerUrl
 
@@ -396,7 +396,7 @@ def anybody_may_publish(address: str, way: BrokerAccess, facts: DoctorInput) -> 
 def _client(
     url: BrokerUrl, way: BrokerAccess, *, shows_us: bool
 ) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
-    """A client that is not connected yet, an event for the broker's answer, and a dict for the facts of that answer."""
+    """An unconnected client, an event for the broker's answer, and a dict for the data of that answer."""
     import paho.mqtt.client as mqtt
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -429,7 +429,7 @@ def _client(
 def _tried(
     client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
 ) -> str:
-    """Connect, call let_in if the broker accepts, and disconnect → why it refused, "" if it accepted."""
+    """Connect, call let_in if the broker accepts, and disconnect → the reason of a refusal, "" if it accepted."""
     from peerload.security.broker import broker_error_text
 
     try:
@@ -447,7 +447,7 @@ def _tried(
 
 
 def broker(facts: DoctorInput) -> Finding:
-    """Check that the configured brokers answer, let this node in, and nobody else."""
+    """Check that the configured brokers answer, and accept only this node."""
     urls = list(facts.config.mqtt) if facts.config is not None else []
     told = facts.checkup.get("broker")
     if not urls and not told:
@@ -475,7 +475,7 @@ def broker(facts: DoctorInput) -> Finding:
 
 
 def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
-    """Security problem of the brokers; None if there is none. is_open: addresses where everybody may publish."""
+    """Security problem of the brokers, or None. is_open: addresses where everybody may publish."""
     elsewhere = [url for url in is_open if not _is_here(url.rpartition("@")[2])]
     if elsewhere:
         says = f"anybody who reaches {elsewhere[0]} may publish as a node (tested without user and certificate)"

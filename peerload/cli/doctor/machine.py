@@ -1,4 +1,4 @@
-"""The facts that `peerload doctor` examines, gathered once, and the checks of this machine and of its agent, which only judge."""
+"""The facts for `peerload doctor`, gathered once, and the checks of this machine and its agent, which only evaluate them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 AS_SERVICE = (
     f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
 )
-"""Fix for an agent that has no cgroups for its tasks."""
+"""Fix for an agent without cgroups for its tasks."""
 
 
 class Finding(NamedTuple):
@@ -57,7 +57,7 @@ class Check(NamedTuple):
 
 
 class DoctorInput:
-    """root: where /proc, /etc and the like are found; socket: of the agent, None: where clients look for it."""
+    """Input of the checks. root: parent of /proc, /etc and the like; socket: of the agent, None: the clients' default."""
 
     def __init__(
         self, socket: str | None = None, *, root: Path = Path("/"), environment: Mapping[str, str] | None = None
@@ -94,7 +94,7 @@ class DoctorInput:
 
     @property
     def is_foreign(self) -> bool:
-        """True if the settings and the state of the agent concern only root and the service's own user, and this is another."""
+        """True if the agent is a service, and this user is neither root nor its user."""
         if not self.is_service or self.user_id == 0:
             return False
         try:
@@ -104,17 +104,17 @@ class DoctorInput:
 
     @property
     def restarts(self) -> str:
-        """The command that starts the agent anew."""
+        """The command that restarts the agent."""
         return "sudo systemctl restart peerload" if self.is_service else "peerload down && peerload up"
 
     @property
     def security(self) -> dict[str, Any]:
-        """Facts of the agent about its own security; empty without an agent that has them."""
+        """Security facts reported by the agent; empty without an agent, or if it reports none."""
         return dict(self.checkup.get("security") or {})
 
     @property
     def me(self) -> dict[str, Any]:
-        """This node, as it lists itself; empty without an agent."""
+        """This node's own entry in its node list; empty without an agent."""
         return next((node for node in self.nodes if node.get("self")), {})
 
     def peers(self, *states: str) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class DoctorInput:
             self._configure(given)
 
     def _given(self) -> dict[str, Any]:
-        """Flags of the running agent that name files: what `join` wrote is in its state directory."""
+        """Flags that make an agent read the files of the running one: `join` writes settings into its state directory."""
         from peerload.cli.common.agent_process import given_to
 
         state = self.info.get("state")
@@ -198,7 +198,7 @@ class DoctorInput:
 
 
 def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterDirectory | None:  # noqa: ANN401 -- a module
-    """The cluster of an agent started here; None if that would make one of this user's own. Raises ConfigError."""
+    """The cluster of an agent started here; None if it would create a cluster of this user. Raises ConfigError."""
     home = Path(environment.get("HOME", "/"))
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload" / "local-cluster"
     own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
@@ -228,7 +228,7 @@ _TIMEX_BYTES = 512
 MPS_CONTROL, MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"  # noqa: S108 -- NVIDIA's own choice
 UDEV_FILE = "/etc/udev/rules.d/70-peerload-power.rules"
 UDEV_RULE = 'SUBSYSTEM=="powercap", ACTION=="add", RUN+="/bin/chgrp {} /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"'
-"""Lets a group read the energy counters, which tell it much of what others compute."""
+"""Command that lets a group read the energy counters, which reveal a lot about other users' computations."""
 
 
 def clock(facts: DoctorInput) -> Finding:
@@ -257,7 +257,7 @@ def gpus(facts: DoctorInput) -> Finding:
     fix = "nvidia-smi        dmesg | grep -i nvrm"
     sick = [gpu for gpu in found if gpu.get("health") not in ("ok", None)]
     if sick:
-        says = "; ".join(f"GPU {gpu['index']} is {gpu['health']}: {gpu.get('why') or 'no reason told'}" for gpu in sick)
+        says = "; ".join(f"GPU {gpu['index']} is {gpu['health']}: {gpu.get('why') or 'unknown reason'}" for gpu in sick)
         return Finding(FAIL, says, fix)
     if found:
         off = _without_persistence()
@@ -354,7 +354,7 @@ def power(facts: DoctorInput) -> Finding:
 
 
 def open_files(facts: DoctorInput) -> Finding:
-    """Check how many files the agent and the launcher may open."""
+    """Check the limit of open files of the agent and the launcher."""
     told = {name: _limit(facts, pid, "Max open files") for name, pid in _processes(facts).items()}
     least = min(told.values(), default=None)
     if least is None:
@@ -395,7 +395,7 @@ def inotify(facts: DoctorInput) -> Finding:
 
 
 def processes(facts: DoctorInput) -> Finding:
-    """Check how many more processes this user, or the agent's cgroup, may start."""
+    """Check how many more processes this user or the agent's cgroup may start."""
     pid = str(facts.info["launcher_pid"]) if facts.info else "self"
     most = _limit(facts, pid, "Max processes")
     left = most - _running_of(facts) if facts.user_id != 0 and most < 1 << 62 else 1 << 62
@@ -422,7 +422,7 @@ def _running_of(facts: DoctorInput) -> int:
 
 
 def _own_cgroups(facts: DoctorInput, pid: str) -> list[str]:
-    """Cgroup (version 2) of a process and those above it."""
+    """Cgroup (version 2) of a process and its parent groups."""
     found = re.search(r"^0::(/.*)$", facts.text(f"/proc/{pid}/cgroup"), re.MULTILINE)
     path = found[1] if found is not None else "/"
     parts = [part for part in path.split("/") if part]
@@ -430,7 +430,7 @@ def _own_cgroups(facts: DoctorInput, pid: str) -> list[str]:
 
 
 def temporary(facts: DoctorInput) -> Finding:
-    """Check that there is room for temporary files."""
+    """Check the free space for temporary files."""
     place = Path(facts.environment.get("TMPDIR") or "/tmp")  # noqa: S108 -- only looked at
     fix = f"make room in {place}, or set TMPDIR before the agent is started"
     try:
@@ -473,7 +473,7 @@ def lingering(facts: DoctorInput) -> Finding:
 
 
 SLOW_SYNC_S = 0.2
-"""A disk that takes longer to keep a small file makes every submit slow."""
+"""A disk that takes longer to sync a small file makes every submit slow."""
 SYNCS = 3
 PYTHON_MIN = (3, 11)
 INODES_MIN = 10_000
@@ -481,16 +481,16 @@ LOW_WITHOUT_AGENT_BYTES = 1 << 30
 REMOTE = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "fuse.glusterfs", "lustre", "afs", "beegfs",
 )  # fmt: skip
-"""File systems of another machine: a database's locks and log do not hold there."""
+"""Network file systems, on which a database's locks and log are not reliable."""
 VOLATILE = ("tmpfs", "ramfs")
 
 
 FOREIGN = "for root and the service's own user:  sudo peerload doctor"
-"""Reason for a check to be skipped for the other users of the service."""
+"""Reason why a check is skipped for normal users of the service."""
 
 
 def settings(facts: DoctorInput) -> Finding:
-    """Check that an agent started now would take its settings."""
+    """Check that an agent started now would accept its settings."""
     if facts.is_foreign:
         return Finding(SKIP, FOREIGN)
     if facts.config_error is not None:
@@ -516,7 +516,7 @@ def restart(facts: DoctorInput) -> Finding:
 
 
 def hooks(facts: DoctorInput) -> Finding:
-    """Check that the hooks of the node have their secret and their program for mail."""
+    """Check that the node's hooks have their secret and their mail program."""
     settings = facts.config.hooks if facts.config is not None else None
     if settings is None or not settings.targets():
         return Finding(SKIP, "no hooks are configured")
@@ -560,7 +560,7 @@ def version(facts: DoctorInput) -> Finding:
 
 
 def state(facts: DoctorInput) -> Finding:
-    """Check that the state directory belongs to this user, can be written, and keeps what is written."""
+    """Check that the state directory belongs to this user, is writable, and stores data durably."""
     if facts.is_foreign:
         return Finding(SKIP, FOREIGN)
     if facts.state is None:
@@ -630,7 +630,7 @@ def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
 
 
 def room(facts: DoctorInput) -> Finding:
-    """Check that there is room for the output of tasks, and for the reserve."""
+    """Check the free space for the output of tasks and for the reserve."""
     if facts.state is None:
         return Finding(SKIP, "the state directory is unknown until the settings are valid")
     place = next(path for path in (facts.state, *facts.state.parents) if path.exists())
@@ -674,7 +674,7 @@ def damaged(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def kept(facts: DoctorInput) -> Finding:
-    """Check that ended tasks and their outputs were not removed soon after their end, for lack of room."""
+    """Check that ended tasks and their outputs were not removed soon after their end because of full storage."""
     early = facts.checkup.get("removed_early")
     if early:
         says = f"{counted(early['tasks'], 'task')} or outputs were removed within a day of their end: {early['why']}"

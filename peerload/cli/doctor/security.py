@@ -1,5 +1,5 @@
-"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and limits
-that this machine does not enforce. Each finding that fails or warns has a fix that its user can carry out."""
+"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, privileges of processes, and limits
+that this machine does not enforce. Each failure or warning has a fix that the user can apply."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
-"""Files of the state directory that only its owner may use, the socket by which tasks are started among them."""
+"""Files of the state directory that only its owner may access, including the socket that starts tasks."""
 CLUSTER_FILES = ("cluster.toml", "ca.pem", "seal.key", "ca.key")
 LAUNCHER_PLACES = {
     "--config": "/etc/peerload/peerload.toml",
@@ -32,7 +32,7 @@ LAUNCHER_PLACES = {
     "--directory": "/var/lib/peerload-launcher",
     "--sockets": "/run/peerload-launcher",
 }
-"""Default places of the system launcher, by the flags that change them."""
+"""Default paths of the system launcher, by the flags that change them."""
 PACKAGES = ("aiomqtt", "cryptography", "msgpack", "msgspec", "paho.mqtt", "psutil", "uvloop")
 """Libraries that the agent loads."""
 GROUP = "peerload"
@@ -44,7 +44,7 @@ INVITE = "on a member:  peerload invite        and here the command that it prin
 
 
 class Fault(NamedTuple):
-    """Fault of a path that is not its owner's alone, and the fix."""
+    """A path that other users can access, and the fix."""
 
     says: str
     fix: str
@@ -56,7 +56,7 @@ def owner_of(facts: DoctorInput) -> int:
 
 
 def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
-    """Fault of a path itself; None if it is its owner's alone, or does not exist. others: mode bits that must not be
+    """Fault of a path itself; None if only its owner has access, or it does not exist. others: mode bits that must not be
     set."""
     try:
         status = path.lstat()

@@ -1,2 +1,2 @@
-"""Commands made from a template and inputs: `map` with its job log and its display, and the arrays of `submit --each-line` and
+"""Commands from a template and inputs: `map` with its job log, and the arrays of `submit --each-line` and
 `--param`."""

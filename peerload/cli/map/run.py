@@ -1,9 +1,9 @@
-"""The main loop of `map`: it submits tasks in batches and receives their ends.
+"""The main loop of `map`: it submits tasks in batches and receives their results.
 
-One connection carries everything: `submit` for each batch, with a command line for each task, and a `wait` for each batch, whose
-answer has each end with its output. There is no request for a single task. At most SUBMITTED_MAX tasks are unfinished, so endless
-inputs are read at the pace of the work. If the agent goes away, the loop waits for it, submits unanswered batches again under the
-same token, which is safe, and waits for the others again.
+One connection carries all requests: for each batch a `submit`, with a command line for each task, and a `wait`, whose
+answer has the end of each task with its output. There is no request for a single task. At most SUBMITTED_MAX tasks are unfinished,
+so endless inputs are read at the pace of the work. If the agent disconnects, the loop reconnects, submits unanswered batches again
+with the same tokens, which queues no task twice, and sends `wait` again for the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HEADER = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n"
 COLUMNS = 9
 SEQUENCE_MAX = 10_000_000
-"""The greatest sequence number of a task."""
+"""The largest sequence number of a task."""
 
 
 class Joblog:
@@ -44,9 +44,9 @@ class Joblog:
 
     Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a
     command a line break is written as NUL. Each line is appended by one write, after the output of its task was printed, so
-    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read it
-    first and append to it, else start it anew; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of tasks that are
-    not run again, and of those among them that had failed. Raises UsageError if it cannot be used."""
+    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read the log
+    and append to it, else overwrite it; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of
+    tasks that are not run again, and of the failed ones among them. Raises UsageError if the file cannot be used."""
 
     def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:
         self._path = path
@@ -85,7 +85,7 @@ class Joblog:
         return True
 
     def add(self, number: int, ended: dict[str, object], command: bytes) -> None:
-        """Note the end of a task. ``ended``: the part of the answer to `wait`. Raises PeerloadError if it cannot be written."""
+        """Record the end of a task. ``ended``: the part of the answer to `wait`. Raises PeerloadError if the log cannot be written."""
         started_at, ended_at = _number(ended.get("started_at")), _number(ended.get("ended_at"))
         code, signal = ended.get("exit_code"), ended.get("signal") or 0
         exit_code = 0 if signal else code if isinstance(code, int) else 125
@@ -108,7 +108,7 @@ class Joblog:
             ) from None
 
     def _read(self, *, again_failed: bool) -> int:
-        """Read which tasks are done → the bytes of the file that are whole lines."""
+        """Read which tasks are done → the number of bytes in complete lines."""
         kept = 0
         for line in self._lines():
             kept += len(line)
@@ -146,7 +146,7 @@ class Joblog:
 
 
 def _mark(command: bytes) -> int:
-    """A checksum of a command, never 0; the same in every process."""
+    """A checksum of a command, never 0, and the same in every process."""
     from zlib import adler32, crc32
 
     written = command.replace(b"\n", b"\0")
@@ -158,7 +158,7 @@ def _number(value: object) -> float:
 
 
 ARGV_BYTES_MAX = 1 << 20
-"""The bound of peerload.model.task."""
+"""The limit of peerload.model.task."""
 
 
 class MapTask(NamedTuple):
@@ -200,12 +200,12 @@ def checked_size(number: int, argv: list[bytes]) -> int:
 
 
 PERCENT_AFTER = 3
-"""A percentage counts only after this many tasks have ended."""
+"""A percentage takes effect only after this many tasks have ended."""
 _COUNTED = ("fail", "success", "done")
 
 
 class Halt:
-    """The condition of `--halt`. ``is_now``: running tasks are stopped, too. Raises UsageError."""
+    """The condition of `--halt`. ``is_now``: running tasks are stopped too. Raises UsageError."""
 
     def __init__(self, text: str = "never") -> None:
         when, comma, what = text.partition(",")
@@ -244,40 +244,40 @@ class MapResult(NamedTuple):
 
 
 class MapView:
-    """The display of a map while it runs; this one shows nothing."""
+    """The display of a running map. This base class shows nothing."""
 
     @property
     def is_full(self) -> bool:
         return False
 
     def ended(self, task: MapResult) -> None:
-        """A task has ended: show it, and then call `Mapping.note_printed`."""
+        """Show the end of a task, then call `Mapping.note_printed`."""
 
     def skipped(self, number: int) -> None:
-        """A task was done in an earlier run."""
+        """Record that a task was done in an earlier run."""
 
     def progress(self) -> None:
         """Update the bar; called often."""
 
 
 SUBMITTED_MAX = 2000
-"""Bound of tasks that were submitted and have not ended."""
+"""Maximum number of unfinished submitted tasks."""
 BATCHES_MAX = 500
-"""Bound of batches: each is a pending request, and an agent bounds those of one client."""
+"""Maximum number of batches. Each is a pending request, and an agent limits the pending requests of one client."""
 BATCH_TASKS_MAX = 250
 BATCH_BYTES_MAX = 1 << 20
-"""Bound of one submission; a frame may be larger."""
+"""Maximum size of one submission; a frame may be larger."""
 FULL_RETRY_S = 1.0
-"""Pause before a full queue is tried again."""
+"""Pause before a submission to a full queue is retried."""
 LOOK_EVERY_S = 1.0
-"""Pause between two drawings of the bar while nothing happens."""
+"""Interval between two updates of the bar while nothing happens."""
 FAILURES_KEPT_MAX = 1000
-"""Failed tasks that are remembered by id; more are only counted."""
+"""Maximum number of failed tasks stored by id; the rest are only counted."""
 
 
 class Mapping:
-    """Run of `map`; as a context it handles signals: those that end it cancel its tasks, unless these are to go on without it
-    (not ``attended``). ``fields``: the part of the request that all tasks share."""
+    """Run of `map`. As a context manager it handles signals: signals that end it cancel its tasks if ``attended``; otherwise
+    the tasks go on. ``fields``: the part of the request that all tasks share."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class Mapping:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         ends_tasks = (signal.SIGTERM, signal.SIGHUP) if self._fields.get("attended") else ()
         for number in (signal.SIGINT, *ends_tasks):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background of a script
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup, or in the background of a script
                 self._before[number] = signal.signal(number, self._caught)
         return self
 
@@ -359,7 +359,7 @@ class Mapping:
 
     @property
     def total(self) -> int | None:
-        """The number of tasks, without those that were done before; None while it is not known."""
+        """The number of tasks, without tasks done in an earlier run; None while not known."""
         total = self._inputs.total
         skipped = self._joblog.skipped if self._joblog is not None else 0
         return total - skipped if total is not None else None
@@ -367,9 +367,9 @@ class Mapping:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def run(self, view: MapView) -> None:
-        """Submit tasks until all have ended, and have ``view`` show them. Raises the refusal of the
-        agent if nothing was submitted; AgentUnavailable if it went away for good; KeyboardInterrupt at a second signal, when the
-        remaining tasks were killed."""
+        """Submit tasks until all have ended, and show them in ``view``. Raises the agent's
+        refusal if nothing was submitted; AgentUnavailable if the agent does not return; KeyboardInterrupt at a second signal, after
+        killing the remaining tasks."""
         self._view = view
         try:
             while True:
@@ -395,7 +395,7 @@ class Mapping:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
             if self._is_slowed and any(what == "submit" for what, _ in self._asked.values()):
-                return  # one try at a time
+                return  # one attempt at a time
             tasks = self._next_tasks(room)
             if not tasks:
                 return
@@ -423,7 +423,7 @@ class Mapping:
         return tasks
 
     def _give_up(self, error: PeerloadError) -> None:
-        """Take no more inputs; submitted tasks go on."""
+        """Read no more inputs; submitted tasks go on."""
         if self.problem is None:
             self.problem = error
         self._stops = True
@@ -477,7 +477,7 @@ class Mapping:
                 self.note_incomplete(batch.id, f"its files: {body.get('what') or 'not known'}")
 
     def _told(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Take one part of the answer to `wait`."""
+        """Handle one part of the answer to `wait`."""
         if "files" in body:
             self._file_tried(body["files"])
         elif body.get("state") == "unknown":
@@ -486,13 +486,13 @@ class Mapping:
             self._one_ended(batch, body)
 
     def _file_tried(self, files: dict[str, Any]) -> None:
-        """Note a task whose output is not in its file."""
+        """Record a task whose output is not in its file."""
         if files.get("state") not in ("", "saved"):
             again = "; it will be tried again" if files.get("state") == "postponed" else ""
             self.note_incomplete(str(files.get("id")), f"not saved: {files.get('why')}{again}")
 
     def _wait(self, batch: MapBatch) -> None:
-        """Ask for the ends of these tasks, with their outputs, and for the states of their output files."""
+        """Request the ends of these tasks with their outputs, and the states of their output files."""
         files = {"files": True} if self._has_files else {}
         self._asked[self._client.send("wait", tasks=[batch.id], outputs=True, **files)] = ("wait", batch)
 
@@ -513,12 +513,12 @@ class Mapping:
             self._to_stop.append(batch.id)
 
     def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map, unless
-        that ends already."""
+        """Handle a refusal. After a full queue or an exceeded quota, retry with half as many tasks; any other refusal ends the map,
+        unless it is already ending."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
         if self._stops:
-            return  # it is not wanted any more
+            return  # the batch is no longer needed
         code = body.get("code")
         if code in (SlowDown.code, SnapshotWanted.code):
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
@@ -534,7 +534,7 @@ class Mapping:
         self._give_up(connection.refusal(body))
 
     def _slow_down(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Try again with half as many tasks; say once that not even one is taken while none of this map runs."""
+        """Retry with half as many tasks. Reports once if even a single task is refused while no task of this map runs."""
         self._batch_max = max(len(batch.left) // 2, 1)
         self._is_slowed = True
         self._retry_at_s = time.monotonic() + FULL_RETRY_S
@@ -546,7 +546,7 @@ class Mapping:
         member = str(body.get("id", "")).rpartition(".")[2]
         task = batch.left.pop(int(member), None) if member.isdecimal() else None
         if task is None:
-            return  # repeated after a reconnection
+            return  # already seen before a reconnection
         self._unfinished -= 1
         self.done += 1
         is_cancelled = body.get("state") == "cancelled"
@@ -572,8 +572,8 @@ class Mapping:
             self._halts(body)
 
     def note_printed(self, task: MapResult) -> None:
-        """Write a task whose output was printed into the joblog. Not a cancelled one, nor one whose output could not be fetched:
-        `--resume` runs these."""
+        """Add a task with printed output to the joblog, except a cancelled task or one with incomplete output, which
+        `--resume` runs again."""
         if task.body["id"] in self._not_fetched:
             self._not_fetched.remove(task.body["id"])
         elif self._joblog is not None and task.body.get("state") != "cancelled":
@@ -584,7 +584,7 @@ class Mapping:
             self.failed_batches[batch.id] = None
 
     def _lost(self, batch: MapBatch, kind: str, body: dict[str, Any]) -> None:
-        """Give up a batch that the agent cannot read any more."""
+        """Give up a batch that the agent can no longer read."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
         why = str(body.get("what") or "") if kind == "error" else "the agent does not wait for them any more"
@@ -605,13 +605,13 @@ class Mapping:
         self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
 
     def _stop_batches(self) -> None:
-        """Stop the batches in ``_to_stop``: all when it halts, later those that get their id, or may not have heard the order."""
+        """Stop the batches in ``_to_stop``: all at the halt; later, batches that get an id or may have missed the first request."""
         names = self._to_stop
         if not names:
             return
         if not self._signals and not self._halt.is_now:
             try:
-                names = self._kept_back(names)
+                names = self._hold_waiting(names)
             except BadRequest as error:
                 if connection.is_worth_another_try(error):
                     return
@@ -619,8 +619,8 @@ class Mapping:
         self._to_stop = []
         self._cancel(names)
 
-    def _kept_back(self, names: list[str]) -> list[str]:
-        """Hold the waiting tasks of these arrays → the tasks that are held now."""
+    def _hold_waiting(self, names: list[str]) -> list[str]:
+        """Hold the waiting tasks of these arrays → the held tasks."""
         with connection.AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
             held = {"tasks": names, "states": ["held"], "limit": SUBMITTED_MAX, "ended_within_s": 0.0}
@@ -654,7 +654,7 @@ class Mapping:
             say("some submissions were not answered; their tasks may run", "see:  peerload ls")
 
     def _reconnect(self, error: AgentUnavailable) -> None:
-        """Wait for an agent that went away, then go on. Raises AgentUnavailable if it does not come back."""
+        """Wait for an unavailable agent, then continue. Raises AgentUnavailable if it does not return in time."""
         self._client.close()
         if not self._number:
             raise error
@@ -693,8 +693,8 @@ class Mapping:
         return AgentUnavailable(f"lost the agent {what}", why=error.what, hint="        ".join(later))
 
     def output(self, task: str) -> Iterator[dict[str, Any]]:
-        """The whole output of an ended task, over a connection of its own; it resumes if the agent goes away meanwhile. Missing output is
-        noted."""
+        """The whole output of an ended task, over a separate connection, resumed after a disconnection. Missing output is
+        recorded."""
         gaps = connection.OutputGaps()
         end: dict[str, Any] = {}
         came = {1: 0, 2: 0}
@@ -723,7 +723,7 @@ class Mapping:
             self.note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
 
     def note_incomplete(self, task: str, why: str) -> None:
-        """Note that the output of a task is incomplete; the first reason counts."""
+        """Record that the output of a task is incomplete; the first reason is kept."""
         if task in self.incomplete:
             return
         self.incomplete_count += 1

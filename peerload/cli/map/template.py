@@ -1,8 +1,8 @@
 """The command of each task of `map` and of `submit --param`: a template with placeholders, and the inputs that fill it.
 
 Inputs are words after `:::`, lines of files after `::::`, or lines of standard input. Several sources are combined: every
-value of one with every value of the next (the last changes fastest), or, after `:::+` and `::::+`, one with one. The first
-source is read as needed, so it may be of any length; the others are kept in memory, within a bound.
+value of one with every value of the next (the last changes fastest), or pairwise after `:::+` and `::::+`. The first
+source is read as needed, so it may be of any length; the others are kept in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Values = tuple[bytes, ...]
 SEPARATORS = (":::", ":::+", "::::", "::::+")
 READ_BYTES = 64 << 10
 LINE_BYTES_MAX = 1 << 20
-"""A longer line cannot be a word of a command."""
+"""The kernel's limit for a word of a command."""
 LINES_AHEAD_MAX = 1000
-"""Lines read ahead of the tasks made of them."""
+"""Number of lines read ahead."""
 HELD_BYTES_MAX = 64 << 20
-"""Bound of all sources but the first."""
+"""Limit of all sources except the first."""
 
 
 class BadInput(UsageError):
-    """An input that cannot become a task; nothing is read after it."""
+    """An input that cannot become a task. Reading stops there."""
 
 
 class LineReader:
-    """The lines of a file, read as needed, without their ends. ``ended``: there are no more than those in ``ahead``."""
+    """The lines of a file, read as needed, without line ends. ``ended``: only the lines in ``ahead`` remain."""
 
     def __init__(self, name: str, end: bytes = b"\n", *, verb: str = "map") -> None:
         self.name = name
@@ -88,7 +88,7 @@ class LineReader:
         self.ahead.extend(lines)
 
     def all(self) -> list[bytes]:
-        """All lines. Raises BadInput, also if they exceed the bound."""
+        """All lines. Raises BadInput, also if they exceed the limit."""
         size = 0
         found: list[bytes] = []
         while not self.ended:
@@ -123,13 +123,13 @@ class MapInputs:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor to poll before `read`; None if there is nothing to read now."""
+        """The descriptor to poll before `read`; None if nothing more should be read now."""
         stream = self._stream
         wants = stream is not None and not stream.ended and len(stream.ahead) < LINES_AHEAD_MAX
         return stream.descriptor if wants and stream is not None else None
 
     def read(self) -> None:
-        """Read more. Raises BadInput, after which there is nothing more."""
+        """Read more. Raises BadInput, after which no more inputs follow."""
         assert self._stream is not None
         try:
             self._stream.read()
@@ -153,7 +153,7 @@ class MapInputs:
         self._is_over = True
 
     def next(self) -> Values | None:
-        """The inputs of the next task; None if there are none (yet)."""
+        """The inputs of the next task; None if none are available (yet)."""
         while not self._is_over:
             values = next(self._current, None)
             if values is not None:
@@ -177,7 +177,7 @@ class MapInputs:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The command, and each source: its separator and its words, without a `--` that stands before all of them."""
+    """The command, and each source: its separator and its words, without a leading `--`."""
     command: list[str] = []
     sources: list[tuple[str, list[str]]] = []
     before = ""
@@ -193,7 +193,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
 
 
 def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> MapInputs:
-    """The inputs from these sources; without any, the lines of standard input. Raises UsageError."""
+    """The inputs from these sources; without sources, the lines of standard input. Raises UsageError."""
     if not sources:
         return MapInputs(LineReader("-", end), [], 1)
     groups = _groups(sources)
@@ -209,7 +209,7 @@ def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> M
 
 
 def _groups(sources: Sequence[tuple[str, list[str]]]) -> list[list[tuple[str, list[str]]]]:
-    """Groups of sources that are combined one with one; several files after one `::::` are sources of their own."""
+    """Groups of sources that are paired; several files after one `::::` are separate sources."""
     groups: list[list[tuple[str, list[str]]]] = []
     for separator, words in sources:
         kind, is_linked = separator.rstrip("+"), separator.endswith("+")
@@ -244,7 +244,7 @@ SHELL = (b"/bin/sh", b"-c")
 
 
 class CommandTemplate:
-    """A command line whose placeholders are filled for each task.
+    """A command line with placeholders that are filled for each task.
 
     ``words``: the words of a command, or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays
     one word. Inputs are appended to a command without placeholders. ``inputs``: the number of inputs of each task. Raises
@@ -265,7 +265,7 @@ class CommandTemplate:
                 )
             if place[_INPUT] and not 1 <= int(place[_INPUT]) <= inputs:
                 raise UsageError(
-                    f"{verb}: {shown} names an input that is not there",
+                    f"{verb}: {shown} refers to an input that does not exist",
                     why=f"there {'is 1 input' if inputs == 1 else f'are {inputs} inputs'} for each task",
                     hint="each  :::  or  ::::  brings one more: {1}, {2} …",
                 )
@@ -325,7 +325,7 @@ _CHANGES: dict[bytes, Callable[[bytes], bytes]] = {
 
 
 def shown(argv: Sequence[bytes]) -> bytes:
-    """A command line as one types it; a line for the shell as it is."""
+    """A command line quoted for a shell; with --shell, its line unchanged."""
     if tuple(argv[:2]) == SHELL and len(argv) == len(SHELL) + 1:
         return argv[-1]
     return b" ".join(_quoted(word) for word in argv)
@@ -333,7 +333,7 @@ def shown(argv: Sequence[bytes]) -> bytes:
 
 LINES_MAX = 100_000
 COMMANDS_BYTES_MAX = 3 << 20
-"""Bound of all commands of an array: they travel in one frame."""
+"""Limit of all commands of an array, which are sent in one frame."""
 WORD_BYTES = 5
 """Overhead of each word."""
 VALUES_MAX = 100_000
@@ -373,7 +373,7 @@ def commands_of_parameters(flags: Namespace, spec: dict[str, Any]) -> list[list[
 
 
 def values(text: str) -> list[str]:
-    """The single values of ``0.1,0.01``, ``1-5``, ``0-9:3`` or ``01-10``. Raises UsageError."""
+    """The list of values in ``0.1,0.01``, ``1-5``, ``0-9:3`` or ``01-10``. Raises UsageError."""
     found: list[str] = []
     for part in text.split(","):
         span = _RANGE.fullmatch(part)
@@ -391,7 +391,7 @@ def values(text: str) -> list[str]:
 
 
 def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
-    """The names in the first line of a CSV file, and the rows below: one combination each. Raises UsageError."""
+    """The names in the first line of a CSV file, and the other rows: one combination each. Raises UsageError."""
     shown = printable(file)
     try:
         descriptor = sys.stdin.fileno() if file == "-" else file
@@ -416,7 +416,7 @@ def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
 
 
 def _numbered(word: bytes, names: list[str]) -> bytes:
-    """The word with `{1}` for `{lr}`, as `CommandTemplate` has it."""
+    """The word with `{lr}` replaced by `{1}`, the form of `CommandTemplate`."""
 
     def number(place: re.Match[bytes]) -> bytes:
         name = place[1].decode()
@@ -437,7 +437,7 @@ def _check_all_used(words: list[bytes], names: list[str]) -> None:
 
 def commands_of_lines(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     """The command line of each member. Raises UsageError for a file that cannot be read or has no lines, BadRequest for
-    too many."""
+    too many lines."""
     if flags.array is not None:
         raise UsageError("submit: --array and --each-line contradict each other", hint="each line is a member")
     name = printable(flags.each_line)
@@ -458,7 +458,7 @@ def _lines(file: str) -> Iterator[bytes]:
 
 
 def gathered(template: CommandTemplate, rows: Iterable[tuple[bytes, ...]], name: str) -> list[list[bytes]]:
-    """The command line for each row of values. name: their source. Raises BadRequest for too many, and for a NUL byte."""
+    """The command line for each row of values. name: their source. Raises BadRequest for too many rows, and for a NUL byte."""
     found: list[list[bytes]] = []
     size = 0
     for row in rows:

@@ -34,11 +34,11 @@ PRECISION_MIN = 0.0001
 PUBLIC = ("swf", "google", "alibaba")
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
-"""Bound on the size of a trace or a list of speeds."""
+"""Maximum size of a trace or a list of speeds."""
 GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 Value = str | float | bool
-"""Bound on the values of a swept parameter."""
+"""Maximum number of values of a swept parameter."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 """Defaults of the flags."""
 
@@ -165,7 +165,7 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
 
 
 def _check(scenario: Scenario) -> None:
-    """Validate a scenario; a parameter of a sweep that its preset lacks might be meant for a flag."""
+    """Validate a scenario. The error for a swept parameter that its preset lacks suggests a flag."""
     try:
         scenario.check()
     except ConfigError as error:
@@ -176,7 +176,7 @@ def _check(scenario: Scenario) -> None:
 
 
 def policies(flags: argparse.Namespace) -> list[str]:
-    """Their names, in the order in which they were given."""
+    """The names of the policies, in the given order."""
     if flags.compare is None and flags.policy is None:
         return [POLICY]
     if flags.compare is not None and flags.policy is not None:
@@ -243,7 +243,7 @@ def _scenario(
 
 
 def _lengths(flags: argparse.Namespace, trace: TaskTrace | None, nodes: int, load: float | None) -> tuple[int, int]:
-    """Tasks and warm-up: of a trace all of them, and none."""
+    """Number of tasks and warm-up tasks; for a trace all tasks, and no warm-up."""
     if trace is not None:
         tasks, warm_up = len(trace), flags.warmup or 0
     elif flags.tasks is not None:
@@ -262,7 +262,7 @@ def _lengths(flags: argparse.Namespace, trace: TaskTrace | None, nodes: int, loa
 
 
 def loads(text: str) -> list[float]:
-    """``0.9``, or ``0.5:0.95`` or ``0.5:0.95:4`` for even steps from the one to the other."""
+    """Loads from ``0.9``, or from ``0.5:0.95`` or ``0.5:0.95:4`` for evenly spaced values between two bounds."""
     parts = text.split(":")
     allowed = f"allowed: a number above 0, at most {LOAD_MAX:g}, or LOW:HIGH or LOW:HIGH:STEPS, 2 to {STEPS_MAX} steps"
     try:
@@ -281,7 +281,7 @@ def loads(text: str) -> list[float]:
 
 
 def steps(text: str) -> list[float]:
-    """``0.5:0.95:0.1``: from the one to the other in steps of the third."""
+    """Values from ``0.5:0.95:0.1``: start, end and step."""
     try:
         low, high, step = (float(part) for part in text.split(":"))
     except ValueError:
@@ -296,8 +296,8 @@ def _range(low: float, high: float, step: float) -> list[float]:
 
 
 def sweep(text: str) -> tuple[str, list[Value]]:
-    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values; those of a flag are read as
-    the flag reads them."""
+    """A name and its values from ``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``. Values of a flag are parsed as
+    for the flag itself."""
     name, values = _swept(text)
     flag = name.replace("-", "_")
     if flag in SWEPT:
@@ -339,7 +339,7 @@ def _value(word: str) -> Value:
 
 
 def share(text: str) -> float:
-    """``1%`` or ``0.01``."""
+    """A fraction from ``1%`` or ``0.01``."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -352,7 +352,7 @@ def share(text: str) -> float:
 
 
 def arrivals(text: str) -> tuple[str, str]:
-    """``poisson``, ``hotspot:K`` or ``trace:FILE``, as kind and subject."""
+    """The kind and the argument of ``poisson``, ``hotspot:K`` or ``trace:FILE``."""
     kind, _, subject = text.partition(":")
     is_known = (kind == "poisson" and not subject) or (kind in ("trace", *PUBLIC) and subject)
     if kind in ("mmpp", "daily"):
@@ -376,7 +376,7 @@ def task_class(text: str) -> TaskClass:
 
 
 def service(text: str) -> ServiceTimes | str:
-    """A distribution, or the name of the file whose durations are drawn from."""
+    """A distribution, or the name of a file with durations to draw from."""
     if text.startswith("trace:") and text != "trace:":
         return text.removeprefix("trace:")
     try:
@@ -386,7 +386,7 @@ def service(text: str) -> ServiceTimes | str:
 
 
 def delay(text: str) -> tuple[float, str]:
-    """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
+    """The value and the unit of a number (``0.05``), or one with a unit (``50ms``, ``2s``)."""
     if text.startswith("-"):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a delay; allowed: 0 to {DELAY_S_MAX:g}, such as 0.05, or with a trace 50ms"
@@ -408,7 +408,7 @@ def delay(text: str) -> tuple[float, str]:
 
 
 def outage(text: str) -> tuple[tuple[float, str], ...]:
-    """``100:20``: a beginning and a length, each as `delay` reads it."""
+    """A start and a duration from ``100:20``, each as for `delay`."""
     parts = tuple(delay(part) for part in text.split(":"))
     if len(parts) != 2:  # noqa: PLR2004 -- two
         raise argparse.ArgumentTypeError(f"{text!r} is not an outage; allowed: AT:FOR, such as 100:20")
@@ -430,7 +430,7 @@ def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
 
 
 def _text(flag: str, name: str, errors: str = "strict") -> str:
-    """Text of a file, unpacked if it is a gzip file. errors: of its encoding, as of `bytes.decode`."""
+    """Text of a file, unpacked if it is a gzip file. errors: as for `bytes.decode`."""
     path = Path(name)
     try:
         with path.open("rb") as file:
@@ -451,7 +451,7 @@ def _text(flag: str, name: str, errors: str = "strict") -> str:
 
 
 class _Traces:
-    """The trace that the flags name, if any: of a public one, for each number of slots the tasks that are no wider."""
+    """The trace named by the flags, if any. Of a public one, only tasks that fit into the given number of slots."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
@@ -460,7 +460,7 @@ class _Traces:
             self._kind, self._name = "swf", flags.swf
         elif flags.swf:
             raise UsageError("sim: --swf and --arrivals cannot be combined")
-        if self._kind in PUBLIC:  # comments, and names that nobody reads, may be Latin-1
+        if self._kind in PUBLIC:  # comments and unused names may be Latin-1
             self._text = _text("--arrivals", self._name, errors="replace")
         elif self._kind == "trace":
             self._text = _text("--arrivals", self._name)
@@ -490,7 +490,7 @@ def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]:
-    """Speed factors of the nodes: one for each in order, or those of the named nodes and 1.0 for the others."""
+    """Speed factors of the nodes: one for each in order, or factors of the listed nodes and 1.0 for the others."""
     numbers = {f"n{index + 1}": index for index in range(nodes)}
     if trace is not None:
         numbers |= {node: index % nodes for index, node in enumerate(trace.names)}
@@ -556,4 +556,4 @@ SWEPT: dict[str, Callable[[str], object]] = {
     "message_delay": delay,
     "head_cost": delay,
 }
-"""Flags that can be swept like parameters of a preset, and how each is read."""
+"""Flags that can be swept like parameters of a preset, and their parsers."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#332288", "#117733")
-"""Colours that people with colour-vision deficiency can tell apart, too."""
+"""Colours that people with colour-vision deficiency can distinguish too."""
 MARKERS = "osD^vPX<>*"
 BOUND_POINTS = 200
 INCHES = (9.5, 5.2)
@@ -40,7 +40,7 @@ ROOM_ABOVE = 1.25
 
 
 def check(path: str, loads: int) -> None:
-    """Raises an error with a hint if no figure could be drawn, before anything is simulated."""
+    """Check before the simulation that a figure can be drawn. Raises an error with a hint."""
     if loads < 2:  # noqa: PLR2004 -- a line has two ends
         raise UsageError("sim: --plot draws over loads", hint="give a range, such as:  --load 0.5:0.95")
     if Path(path).suffix.lower() not in ENDINGS:
@@ -64,7 +64,7 @@ def check_writable(flag: str, path: str) -> None:
     elif file.exists():
         why = "" if os.access(file, os.W_OK) else "it may not be written"
     else:
-        try:  # a mode does not tell what may be written in /proc, or as root
+        try:  # the file mode does not show what may be written in /proc, or as root
             with file.open("x"):
                 pass
             file.unlink()
@@ -110,7 +110,7 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
 
 
 def _ticks(limits: tuple[float, float]) -> Any:  # noqa: ANN401 -- matplotlib's own
-    """1, 2, 5 in each decade, and between them where there is room."""
+    """Axis ticks: 1, 2, 5 in each decade, and more if there is space."""
     from matplotlib.ticker import LogLocator
 
     decades = math.log10(limits[1] / limits[0])
@@ -138,9 +138,9 @@ def _draw_bounds(axes: Axes, scenarios: Sequence[Scenario]) -> float:
 
 
 def _draw_policy(axes: Axes, index: int, told: Sequence[dict[str, Any]], top: float, beyond: Counter[float]) -> None:
-    """Draw a line with its intervals through the stable points; what is not as empty marks, at the upper edge if it is
-    beyond it: ``beyond`` counts those by load, which stand one below another. A question mark stands at what has a
-    warning."""
+    """Draw a line with its intervals through the stable points. Unstable points are empty marks, at the upper edge if they
+    are beyond it; ``beyond`` counts these by load, to stack them. Points with a warning get a question
+    mark."""
     from matplotlib.transforms import ScaledTranslation
 
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]

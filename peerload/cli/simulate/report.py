@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DIGITS = 6
 """Significant digits of a measured number."""
 HOMES_TOLD_MAX = 1000
-"""Home nodes whose mean response is listed; of more only the spread is."""
+"""Maximum number of home nodes listed with their mean response; for more, only the spread is shown."""
 
 METRICS = {
     "mean_response": "mean_response",
@@ -53,7 +53,7 @@ SHARES = ("idle_while_waiting", "utilization")
 
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:
-    """All of it, keys that docs/json.md fixes first. Numbers depend on nothing but the flags."""
+    """All results, with the keys documented in docs/json.md first. Numbers depend only on the flags."""
     measured = {key: outcome.metrics.get(metric) for key, metric in METRICS.items()}
     largest, variation = outcome.spread
     shown = {key: _rounded(interval.value if interval else None) for key, interval in measured.items()}
@@ -171,13 +171,13 @@ def lines(told: dict[str, Any]) -> list[str]:
 
 
 def _aligned(rows: list[list[str]]) -> list[list[str]]:
-    """The second column with its decimal points one below another, if it is aligned to the right."""
+    """The rows with the decimal points of the second column aligned, if that column is right-aligned."""
     behind = [len(row[1]) - _point(row[1]) for row in rows]
     return [[row[0], row[1] + " " * (max(behind) - length), *row[2:]] for row, length in zip(rows, behind, strict=True)]
 
 
 def _point(number: str) -> int:
-    """Index of the decimal point, or of where it would be."""
+    """Index of the decimal point, or of its position if there is none."""
     digits = len(number.removesuffix(" %"))
     return number.find(".") if "." in number else digits
 
@@ -228,27 +228,27 @@ CSV_KEYS = (
 
 
 WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay", "tasks", "warmup")
-"""Keys in which results agree that had the same tasks."""
+"""Keys with equal values in results from the same tasks."""
 LENGTH = ("tasks", "warmup")
-"""Keys of the length of a run, which may differ: a scenario is lengthened until it has settled."""
+"""Keys of the length of a run, which may differ: a scenario is lengthened until it is in steady state."""
 NUMBERS = re.compile(r"[0-9][0-9.,]*")
-"""Two warnings that differ in nothing else are of one kind."""
+"""Matches the numbers in a warning. Warnings that differ only in these are of one kind."""
 
 
 def comparison_json(results: Sequence[Told]) -> Told:
-    """All of them, policies first, and the bounds of theory once a load and size."""
+    """All results, by policy, and the bounds of theory once for each load and size."""
     keys = ("load", "nodes", "slots", "one_queue", "no_sharing")
     found = {tuple(told[key] for key in keys[:3]): {key: told[key] for key in keys} for told in results}
     return {"results": list(results), "bounds": list(found.values()), "paired": pairs(results)}
 
 
 def is_one_size(results: Sequence[Told]) -> bool:
-    """True if all have as many nodes and slots, so that the same bounds hold for all."""
+    """True if all results have the same number of nodes and slots, so that the same bounds apply."""
     return len({(told["nodes"], told["slots"]) for told in results}) == 1
 
 
 def pairs(results: Sequence[Told]) -> list[Told]:
-    """Each policy against the first with the same workload, where both are stable, from replications with the same tasks."""
+    """Comparisons of each policy with the first one on the same workload, if both are stable, from replications with the same tasks."""
     first: dict[tuple[object, ...], Told] = {}
     found = []
     for told in results:
@@ -266,7 +266,7 @@ def pairs(results: Sequence[Told]) -> list[Told]:
 
 
 def as_csv(results: Sequence[Told]) -> str:
-    """A header and one line each; what is not known is empty."""
+    """CSV with a header and one line for each result; unknown values are empty."""
     written = io.StringIO()
     writer = csv.DictWriter(written, CSV_KEYS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -279,13 +279,13 @@ def write_csv(path: str, results: Sequence[Told]) -> None:
 
 
 def check_parquet() -> None:
-    """Raises an error with a hint if no Parquet file could be written, before anything is simulated."""
+    """Check before the simulation that a Parquet file can be written. Raises an error with a hint."""
     if importlib.util.find_spec("pyarrow") is None:
         raise PeerloadError("sim: --parquet needs pyarrow, which is not installed", hint=how_to_add("parquet"))
 
 
 def write_parquet(path: str, results: Sequence[Told]) -> None:
-    """The rows of the CSV; seed, version and command are also metadata of the schema. Raises OSError."""
+    """Write the rows of the CSV; seed, version and command are also metadata of the schema. Raises OSError."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -295,7 +295,7 @@ def write_parquet(path: str, results: Sequence[Told]) -> None:
 
 
 def comparison_lines(results: Sequence[Told]) -> list[str]:
-    """Mean responses: a row a load, a column a policy, and what theory says beside them."""
+    """Table of mean responses: a row for each load, a column for each policy, and columns with the values of theory."""
     first = results[0]
     policies = list(dict.fromkeys(told["policy"] for told in results))
     cells = {(told["load"], told["policy"]): _cell(told) for told in results}
@@ -368,7 +368,7 @@ def _mark(told: Told) -> str:
 
 
 def _footnotes(results: Sequence[Told]) -> list[str]:
-    """Footnotes: one line for each kind of warning and policy, or for all policies that have it at the same loads."""
+    """Footnotes: one line for each kind of warning and policy; policies with the same warning at the same loads share a line."""
     found = []
     for mark, says in ((" !", "! NOT STABLE: the number depends on the length of the run"), (" ?", "? not sure:")):
         kinds: dict[str, dict[str, list[tuple[Told, str]]]] = {}
@@ -381,7 +381,7 @@ def _footnotes(results: Sequence[Told]) -> list[str]:
 
 
 def _notes(by_policy: dict[str, list[tuple[Told, str]]]) -> list[str]:
-    """Warnings of one kind; if there are several loads, the numbers of the last one."""
+    """Warnings of one kind; for several loads, with the numbers of the last one."""
     together: dict[str, list[str]] = {}
     for policy, warned in by_policy.items():
         loads = ", ".join(load_text(told["load"]) for told, _ in warned)
@@ -420,7 +420,7 @@ COLUMNS = (
 
 
 def energy_results(flags: Namespace) -> dict[str, dict[str, Any]]:
-    """Play all runs of all cases → by case and run. Raises UsageError or ConfigError."""
+    """Simulate all runs of all cases → the results by case and run. Raises UsageError or ConfigError."""
     usual = vars(reader().read([]))
     for name, value in vars(flags).items():
         if name not in ENERGY_FLAGS and value != usual[name]:

@@ -1,4 +1,4 @@
-"""Replications of scenarios, run side by side in processes of their own, and their progress."""
+"""Replications of scenarios, run in parallel in worker processes, and their progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINES_EVERY_S = 30.0
 
 
 class Progress:
-    """Progress of all simulations of a command on stderr: a bar on a terminal, else a line now and then if it takes long."""
+    """Progress of all simulations of a command on stderr: a bar on a terminal, else an occasional line in a long run."""
 
     def __init__(self) -> None:
         self._bar = Bar(lines_every_s=LINES_EVERY_S)
@@ -51,12 +51,12 @@ class Progress:
         self._bar.show(self._passed, 0, self._total)
 
     def clear(self) -> None:
-        """Leave the line of a terminal clean."""
+        """Erase the bar on a terminal."""
         self._bar.clear()
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in `run`. samples: of each scenario its first replications, as far as they are complete."""
+    """Ctrl-C in `run`. samples: for each scenario, its first replications up to the first incomplete one."""
 
     def __init__(self, samples: list[list[Sample]]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def run(
 
 
 def _complete(samples: Sequence[Sample | None]) -> list[Sample]:
-    """The samples before the first that is missing: those of compared scenarios stay pairs."""
+    """The samples before the first missing one, so that the samples of compared scenarios stay paired."""
     return [sample for sample in takewhile(lambda sample: sample is not None, samples) if sample is not None]
 
 
@@ -127,7 +127,7 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, add: Cal
                 job = next(left, None)
                 if job is None:
                     del busy[connection]
-                    connection.close()  # the worker ends, and its memory is free for the others
+                    connection.close()  # the worker ends, which frees its memory for the others
                 else:
                     with _watched(process):
                         connection.send(job)
@@ -137,14 +137,14 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, add: Cal
 @contextlib.contextmanager
 def _workers(number: int) -> Iterator[dict[Connection, BaseProcess]]:
     """Start worker processes → the connections to them. They share nothing, not even a lock, so that the death of
-    one does not block the others. They are ended on the way out, whatever happens."""
+    one does not block the others. They are always ended on exit."""
     context = multiprocessing.get_context("spawn")
     started: dict[Connection, BaseProcess] = {}
     try:
-        with _deaf_children():
+        with _ignoring_interrupts():
             for _ in range(number):
                 ours, theirs = context.Pipe()
-                with theirs:  # closed here, so that only the worker has that end, and its death is seen
+                with theirs:  # close the worker's end in this process, so that the worker's death is detected
                     process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
                     process.start()
                 started[ours] = process
@@ -181,7 +181,7 @@ def _death(code: int | None) -> PeerloadError:
 
 
 def _work(connection: Connection) -> None:
-    """Main function of a worker: receives the scenarios, then one job after the other; sends progress, and the
+    """Main function of a worker: receives the scenarios, then jobs one at a time; sends progress and the
     result of each job."""
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
         scenarios: Sequence[Scenario] = connection.recv()
@@ -191,7 +191,7 @@ def _work(connection: Connection) -> None:
                 connection.send(_play(scenarios, job, connection.send))
             except PeerloadError as error:  # as text: not every error can be pickled
                 connection.send(PeerloadError(str(error), hint=error.hint))
-            except Exception as error:  # noqa: BLE001 -- it is raised again at the other end
+            except Exception as error:  # noqa: BLE001 -- raised again in the parent
                 error.add_note(traceback.format_exc())
                 connection.send(error)
 
@@ -202,8 +202,8 @@ def _play(scenarios: Sequence[Scenario], job: Job, passed: Callable[[int], objec
 
 
 @contextlib.contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C: their parent ends them."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes started in this context ignore Ctrl-C: their parent ends them."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -213,7 +213,7 @@ def _deaf_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Have SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
+    """Context in which SIGTERM raises KeyboardInterrupt, like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield

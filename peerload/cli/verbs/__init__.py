@@ -1,2 +1,2 @@
-"""The verbs of `peerload`: small ones of one kind share a file. `cli/main.py` has the table of them, and imports a file when
+"""The verbs of `peerload`. Related small verbs share a file. `cli/main.py` has their table, and imports a file when
 its verb is run."""

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH118
 # os.path, since pathlib would cost every command its quick start.
-"""`peerload up`, `down` and `agent`: start and stop my agent, run one in the foreground. `peerload launcher --system`: the
-process that starts the tasks of all users of a machine, as root, for its agent, which is not root."""
+"""`peerload up`, `down` and `agent`: start and stop the user's agent, run one in the foreground. `peerload launcher --system`: the
+root process that starts the tasks of all users of a machine, for an agent that is not root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Start the tasks of all users of this machine, for the agent of its service. Runs
 
 
 def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
-    """Replace this process by the launcher, which has nothing else loaded."""
+    """Replace this process by the launcher, so that no other modules stay loaded."""
     if "--help" in words or "-h" in words:
         sys.stdout.write(LAUNCHER_HELP)
         return 0
@@ -56,7 +56,7 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
     from peerload.agent.launcher.process import command_line
 
     argv = command_line("system.service", words[1:])
-    os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded
+    os.execv(argv[0], argv)  # noqa: S606 -- our own program, in a fresh interpreter
 
 
 GONE_WITHIN_S = 10.0
@@ -65,7 +65,7 @@ SOCKET_WITHIN_S = 3.0
 """A running agent recreates a lost socket within this."""
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
-"""Patience with the first peer before a message says that none has answered."""
+"""How long to wait for a first peer before a message reports that none has answered."""
 REFUSED_WITHIN_S = 0.3
 """Time for a peer to object that it knows another node of this name."""
 OTHER_CLUSTER = "of another cluster"
@@ -88,7 +88,7 @@ def up(words: list[str]) -> int:
         try:
             info = agent_process.start(settings)
         except PeerloadError:
-            # Perhaps another `up` was first, and its agent is still on its way.
+            # Another `up` may have been first, and its agent is still starting.
             info = _running(settings, SOCKET_WITHIN_S if is_in_use else agent_process.STARTS_WITHIN_S)
             if info is None:
                 raise
@@ -125,8 +125,7 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
 
 
 def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The answer of an agent to `info`, unless its state directory was removed: then it ends in a moment, and this returns None when it
-    has ended."""
+    """The answer of an agent to `info`. If its state directory was removed, the agent ends soon: wait for that and return None."""
     if info is None or (state := info.get("state")) is None:
         return info
     try:
@@ -136,18 +135,18 @@ def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
             if (ends := agent_process.watch(info.get("pid"))) is not None:
                 agent_process.await_end(ends, "the agent", GONE_WITHIN_S)
         except PeerloadError:
-            return info  # it sees another directory of this name: that of a container
+            return info  # the agent is in a container, where this name means another directory
         tasks = f"to end the tasks that still run:  kill {info['launcher_pid']}" if info.get("launcher_pid") else ""
         say(f"the agent that ran until now has ended: its state directory {printable(state)} was removed", tasks)
         return None
     except OSError:
-        pass  # not for us to see
+        pass  # we have no permission to check
     return info
 
 
 def _running(settings: dict[str, Any], within_s: float) -> dict[str, Any] | None:
-    """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
-    been removed at logout. None if there is no such agent, or it listens elsewhere."""
+    """The answer to `info` of the agent that uses this state directory, once it has recreated its socket, which may have been removed
+    with the runtime directory at logout. None if there is no such agent, or it listens elsewhere."""
     pause, deadline = threading.Event(), time.monotonic() + within_s
     while agent_process.is_worked_in(settings["state"]) and time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
@@ -157,7 +156,7 @@ def _running(settings: dict[str, Any], within_s: float) -> dict[str, Any] | None
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """The given flags that differ from the settings of an agent that runs already."""
+    """The given flags that differ from the settings of the running agent."""
     same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
     asked = {key: value for key, value in given.items() if key != "socket" and not (key == "state" and same_state)}
     if not asked:
@@ -174,7 +173,7 @@ def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[st
 
 
 def _as_text(value: object) -> list[str]:
-    """A setting in a form that can be compared: the values of a list in any order."""
+    """A setting in a comparable form, independent of the order of a list."""
     return sorted(map(str, value)) if isinstance(value, (list, tuple)) else [str(value)]
 
 
@@ -186,8 +185,8 @@ def _log_size(settings: dict[str, Any]) -> int:
 
 
 def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> dict[str, Any]:
-    """The answer of the agent to `info` once it has met a peer that accepts it; else say after a moment why it has not.
-    Raises PeerloadError if it ended meanwhile: a peer knows another node of its name."""
+    """The answer of the agent to `info` once a peer has accepted it; else report after PEER_WITHIN_S why none has.
+    Raises PeerloadError if the agent ended meanwhile, because a peer knows another node of its name."""
     pause = threading.Event()
     deadline = time.monotonic() + PEER_WITHIN_S
     ends = agent_process.watch(info.get("pid"))
@@ -201,7 +200,7 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
                 info = client.call("info")
     except AgentUnavailable:
         if ends is not None:
-            agent_process.await_end(ends, "the agent")  # its error is the last thing it logs
+            agent_process.await_end(ends, "the agent")  # its error is the last line of its log
         log_path = os.path.join(settings["state"], "agent.log")
         raise agent_process.ended_at_once("it stopped when it connected to a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
@@ -215,16 +214,16 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
 
 
 def _why(address: str, why: str) -> str:
-    return why.removeprefix(f"{address}: ") or f"nothing heard for {PEER_WITHIN_S:g} s"
+    return why.removeprefix(f"{address}: ") or f"no answer within {PEER_WITHIN_S:g} s"
 
 
 def _socket_flag(info: dict[str, Any]) -> str:
-    """The flag by which a verb asks this agent; "" if it is the default one."""
+    """The `--socket` flag for commands to this agent; "" if it is the default one."""
     return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
 
 
 def _how_to_add(info: dict[str, Any]) -> str:
-    """The command for one more machine, and for one more node on this one."""
+    """The commands that add another machine, or another node on this machine."""
     address, own = printable(info.get("listen", "HOST:PORT")), printable(_socket_flag(info))
     invite = f"peerload invite{own}"
     if info.get("cluster_local"):
@@ -246,7 +245,7 @@ def _cluster_text(info: dict[str, Any]) -> str:
 
 
 def _labelled(label: str, *commands: str) -> str:
-    """Commands after a label, on one line if the terminal is wide enough, else each on its own."""
+    """Commands after a label, on one line if the terminal is wide enough, else on one line each."""
     line = f"{label:16}{'        '.join(commands)}"
     columns = terminal_columns()
     return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
@@ -278,8 +277,8 @@ def down(words: list[str]) -> int:
     reader = Options(
         "down", "Stop my agent. Running tasks go on, and `peerload up` finds them again; with --all they end, too."
     )
-    reader.switch("--all", help="also end the running tasks and the launcher, even if the agent is gone")
-    reader.flag("--state DIR", help="state directory of an agent that is gone (default: your own agent's)")
+    reader.switch("--all", help="also end the running tasks and the launcher, even if the agent has ended")
+    reader.flag("--state DIR", help="state directory of an agent that has ended (default: your own agent's)")
     flags = reader.read(words)
     try:
         client = AgentConnection(flags.socket)
@@ -298,7 +297,7 @@ def down(words: list[str]) -> int:
             running = client.call("stop", all=flags.all).get("running")
         except AgentUnavailable:
             if watched["pid"] is None:
-                raise  # without its process nothing shows whether it stops
+                raise  # without its process, its end cannot be detected
     for key, descriptor in watched.items():
         if descriptor is not None:
             agent_process.await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
@@ -310,7 +309,7 @@ def down(words: list[str]) -> int:
 
 
 def _left_text(running: int | None, *, ends_tasks: bool) -> str:
-    """Text about the tasks that ran at the stop; ``running``: their number, None = not known."""
+    """Text about the tasks that were running at the stop; ``running``: their number, None = not known."""
     if running == 0:
         return "no task was running"
     number = "its running tasks" if running is None else counted(running, "running task")
@@ -330,7 +329,7 @@ def _none_runs(error: AgentUnavailable, *, ends_tasks: bool, is_named: bool) -> 
 
 
 def _back_again(client: AgentConnection) -> str:
-    """The command that starts this agent with the same flags. It has no password of a broker."""
+    """The command that starts this agent with the same flags, without the password of a broker."""
     import shlex
 
     settings = client.call("settings")["settings"]
@@ -342,7 +341,7 @@ def _back_again(client: AgentConnection) -> str:
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
-    """End the launcher of an agent that is gone, with its tasks. False if there is none."""
+    """End the launcher of an agent that has ended, with its tasks → False if there is none."""
     if socket_path is not None and state is None:
         return False  # another agent than the user's own: its state directory is not known
     found = agent_process.end_launcher(agent_process.located({"state": state} if state else {})["state"])
@@ -351,7 +350,7 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     agent_process.await_end(found, "the launcher")
     print_result(
         {"pid": None, "node": None, "all": True},
-        ["the agent was gone; its launcher was ended, and with it any task that still ran"],
+        ["the agent had ended before; its launcher was ended, and with it any task that was still running"],
         as_json=as_json,
     )
     return True

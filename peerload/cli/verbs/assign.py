@@ -94,7 +94,7 @@ def _lines(program: Program, found: Assignment, ids: dict[str, str]) -> list[str
 
 
 def _dot(program: Program, found: Assignment) -> list[str]:
-    """Graph with a box for each node; communication between nodes is bold, dependencies are arrows."""
+    """The assignment as a Graphviz graph with a box for each node; communication between nodes is bold, dependencies are arrows."""
 
     def quoted(text: str) -> str:
         return '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -116,7 +116,7 @@ def _dot(program: Program, found: Assignment) -> list[str]:
 
 
 def _submitted(program: Program, found: Assignment, socket: str | None) -> dict[str, str]:
-    """Submit all tasks, each to its node. → id by name. If one is refused those before it are cancelled."""
+    """Submit all tasks, each to its node → id by name. If one is refused, the tasks submitted before it are cancelled."""
     if missing := [task.name for task in program.tasks if not task.command]:
         raise ConfigError(f"tasks.{missing[0]}.command", "is missing", why="--submit runs it")
     client, ids = Client(socket), dict[str, str]()
@@ -135,7 +135,7 @@ def _submitted(program: Program, found: Assignment, socket: str | None) -> dict[
         except PeerloadError:
             if ids:
                 say(
-                    f"{printable(task.name)} is refused; cancelling those before it: {printable(' '.join(ids.values()))}"
+                    f"{printable(task.name)} is refused; cancelling the tasks before it: {printable(' '.join(ids.values()))}"
                 )
                 client.cancel(list(ids.values()))
             raise

@@ -1,5 +1,5 @@
 """`peerload cancel`, `signal`, `hold`, `release`, `prio`, `group`, `retry`, `clean` and `files`: the verbs that change tasks,
-their groups, and what is kept of ended ones."""
+their groups, and stored data of ended tasks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cancel(words: list[str]) -> int:
 
 
 def _say_unreachable(tasks: list[dict[str, Any]]) -> int:
-    """Say which nodes could not be told to end the processes of cancelled tasks → CANNOT; 0 if there are none."""
+    """Report which nodes did not receive the order to end the processes of cancelled tasks → CANNOT; 0 if there are none."""
     for node, state in dict.fromkeys((task.get("node"), task.get("state")) for task in tasks):
         names = [task.get("id") for task in tasks if task.get("node") == node]
         say(
@@ -102,14 +102,14 @@ def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked:
     if not client.last.get("timed_out"):
         return 0
     say(
-        f"cancelled, but not gone within {flags.timeout:g} s: {', '.join(map(str, left))}",
+        f"cancelled, but not ended within {flags.timeout:g} s: {', '.join(map(str, left))}",
         "they are still being stopped; see:  peerload ls --remote --at NODE",
     )
     return TIMED_OUT
 
 
 def _say_waiting(waits_for: dict[str, Any]) -> None:
-    """Say which node has not confirmed that the processes are gone."""
+    """Report which node has not confirmed that the processes have ended."""
     node, state = waits_for.get("node"), waits_for.get("state")
     what = (
         f"cancelled; waiting for the processes of {counted(int(waits_for.get('tasks') or 0), 'task')} at {node} to end"
@@ -131,7 +131,7 @@ def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
 RUNNING = ("running",)
 SENT_MAX = 64
 LISTED_MAX = 100_000
-"""Bound of tasks in one answer, from peerload.wire.control."""
+"""Maximum number of tasks in one answer, from peerload.wire.control."""
 
 
 def signal(words: list[str]) -> int:
@@ -176,7 +176,7 @@ def _number(word: str | None) -> int:
 def _running(
     client: AgentConnection, refs: Sequence[str], *, are_named: bool
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The running tasks among these; and the named ones that do not run, each with its state. Raises NoSuchTask."""
+    """The running tasks among the selected ones; and the named tasks that do not run, each with its state. Raises NoSuchTask."""
     running: dict[str, dict[str, Any]] = {}
     others: dict[str, str] = {}
     for part in [[ref] for ref in refs] if are_named else selection.batches(refs):
@@ -190,7 +190,7 @@ def _running(
 
 
 def _sent(client: AgentConnection, tasks: Sequence[str], number: int) -> dict[str, str]:
-    """Send the signal to each task → those that did not get it, with the reason."""
+    """Send the signal to each task → the tasks that did not receive it, with the reason."""
     refused: dict[str, str] = {}
     asked: dict[int, str] = {}
     left = list(reversed(tasks))
@@ -207,7 +207,7 @@ def _sent(client: AgentConnection, tasks: Sequence[str], number: int) -> dict[st
 
 
 LOOKED_AT_MAX = 100
-"""Tasks whose states are asked to explain why they cannot be held."""
+"""Maximum number of tasks whose states are fetched to explain why they cannot be held."""
 PRIORITY_MAX = 1_000_000
 
 
@@ -245,8 +245,8 @@ def prio(words: list[str]) -> int:
 
 
 def _change(reader: Options, words: list[str], verb: str, states: Sequence[str], says: dict[str, str]) -> int:
-    """Change the selected tasks, and print the outcome of each. ``says``: the sentence for each list of the answer,
-    whose places in braces are the flags."""
+    """Change the selected tasks, and print the outcome of each. ``says``: a sentence for each list of the answer,
+    with flags as placeholders in braces."""
     selection.add(reader, changes=True)
     flags = reader.read(words)
     asked = {"priority": flags.priority} if verb == "prio" else {}
@@ -284,7 +284,7 @@ def _has_ended(client: AgentConnection, task: str) -> bool:
 
 
 def _with_number_first(words: list[str]) -> list[str]:
-    """``-5 3`` as ``-- -5 3``, so that a priority below 0 is not taken for a flag."""
+    """Convert ``-5 3`` to ``-- -5 3``, so that a priority below 0 is not read as a flag."""
     for index, word in enumerate(words):
         if word[:1] == "-" and word[1:].isdecimal():
             return [*words[:index], "--", *words[index:]]
@@ -321,7 +321,7 @@ def retry(words: list[str]) -> int:
             except BadRequest as error:
                 if len(chosen) == 1:
                     raise
-                report(error)  # the others are queued all the same
+                report(error)  # the other tasks are still queued
                 code = CANNOT
             else:
                 again += 1
@@ -344,7 +344,7 @@ def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: objec
 def _chosen(
     client: AgentConnection, chosen_by: selection.Selection, flags: Namespace
 ) -> list[tuple[str, dict[str, object]]] | None:
-    """The tasks to repeat, each with its fields of the request; None if the user said no."""
+    """The tasks to repeat, each with its fields of the request; None if the user declined."""
     if not chosen_by.words and not chosen_by.means_all and not chosen_by.is_narrowed:
         return [(task, {"failed": True}) for task in _failed_lately(client)]
     states = FAILED if flags.failed else (*FAILED, "cancelled", *(("done",) if flags.all else ()))
@@ -359,7 +359,7 @@ def _chosen(
 
 
 def _failed_lately(client: AgentConnection) -> list[str]:
-    """The tasks that failed within the last day and were not queued again, whole arrays where possible; their number is said."""
+    """The tasks that failed within the last day and were not queued again, whole arrays where possible. Prints their number."""
     reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=LISTED_MAX)
     chosen = to_retry(reply["tasks"])
     number = sum(len(members) for _, members in chosen)
@@ -376,8 +376,8 @@ def _failed_lately(client: AgentConnection) -> list[str]:
 
 
 def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(array, ids of its members) for tasks that failed and were not queued again. The array is "" if its members must be named one by
-    one, since others were queued again; a single task counts as an array."""
+    """(array, ids of its members) for tasks that failed and were not queued again. The array is "" if its members must be named one
+    by one, because others of it were queued again. A single task counts as an array."""
     again = {(str(task["retry_of"]), _member(task)) for task in tasks if task.get("retry_of")}
     failed: dict[str, list[str]] = {}
     partly: set[str] = set()
@@ -394,7 +394,7 @@ def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 
 
 def _member(task: dict[str, Any]) -> str:
-    """The number within its array, which its repetition has, too."""
+    """The number within its array, which a repetition keeps."""
     return str(task["id"]).rpartition("/")[2].partition(".")[2]
 
 
@@ -589,7 +589,7 @@ def _clean_request(flags: Namespace, chosen_by: selection.Selection) -> dict[str
 
 
 def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """Clean the state directory of an agent that does not run → its reply; None if the directory is not known."""
+    """Clean the state directory of an agent that does not run → the reply; None if the directory is not known."""
     if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
         return None  # another agent than the user's own
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`peerload cluster`, `leave`, `forget` and `revoke`: make a cluster, show which is used here, change its key; take nodes out of it."""
+"""`peerload cluster`, `leave`, `forget` and `revoke`: create or show a cluster, change its key, remove nodes."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _default_name(directory: Path) -> str:
 
 
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
-    """Make the files by which a Mosquitto serves the cluster by TLS, in a new directory. flags: `host` and `json` of the command
+    """Create the files for a Mosquitto broker with TLS for the cluster, in a new directory. flags: `host` and `json` of the command
     line. Raises BadRequest."""
     from peerload.security import broker
 
@@ -253,7 +253,7 @@ def leave(words: list[str]) -> int:
                 say(what)
         except AgentUnavailable:
             if process is None:
-                raise  # without its process nothing shows whether it stops
+                raise  # without its process, its end cannot be detected
     if process is not None:
         await_end(process, f"the agent (pid {info['pid']})")
     from peerload.security.invitations import start_with

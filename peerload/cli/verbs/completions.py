@@ -1,7 +1,7 @@
-"""`peerload completions`: a script by which bash, zsh or fish completes verbs, flags, task ids, nodes, presets and groups.
+"""`peerload completions`: completion scripts for bash, zsh and fish: verbs, flags, task ids, nodes, presets and groups.
 
-The scripts ask this verb at each TAB (`completions answer WORD…`), so candidates match this version and the current state of the
-agent. An agent that does not answer at once is not waited for.
+The scripts call this verb at each TAB (`completions answer WORD…`), so candidates match this version and the current state of the
+agent. A slow agent is ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from peerload.text.format import print_lines, print_result, shortened
 from peerload.text.tasks import array_of, number_of
 
 AGENT_S_MAX = 0.5
-"""Patience with the agent after TAB."""
+"""How long to wait for the agent after TAB."""
 TASK_FLAGS = ("--after", "--after-ok")
 TASKS_MAX = 200
 HELP_WIDTH_MAX = 60
 FILES, DIRECTORIES, COMMAND = ":files", ":directories", ":command"
-"""Instead of candidates: the shell completes names of files, of directories, or a command and its words."""
+"""Returned instead of candidates: the shell itself completes names of files, of directories, or a command and its words."""
 COMMANDS = ("run", "submit", "map")
 SIGNALS = "TERM INT KILL HUP USR1 USR2 STOP CONT"
 
@@ -45,7 +45,7 @@ WORDS: dict[tuple[str, ...], str] = {
     ("service",): "install upgrade uninstall",
     ("signal",): SIGNALS,
 }
-"""The words that may follow these."""
+"""The words that may follow these verbs."""
 PATHS = {("policy", "check"): FILES, ("config", "check"): FILES, ("cluster", "init"): DIRECTORIES, ("replay",): FILES}
 VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
@@ -131,7 +131,7 @@ JOINED = {"plain": "", "colon": ":", "tab": "\t"}
 
 
 def main(words: list[str]) -> int:
-    """Run the verb. `answer FORM WORD…` is what the scripts call: WORD… are those after `peerload`, the last unfinished."""
+    """Run the verb. The scripts call `answer FORM WORD…`; WORD… are the words after `peerload`, the last one unfinished."""
     if words[:1] == ["answer"]:
         return _answer(words[1:2], words[2:])
     reader = Options(
@@ -190,7 +190,7 @@ def answered(words: list[str]) -> list[tuple[str, str]]:
 
 
 def flags_of(verb: str) -> dict[str, tuple[bool, str]]:
-    """The flags of a verb: whether each takes a value, and its help."""
+    """The flags of a verb: (True if the flag takes a value, help) by name."""
     try:
         load(verb)([DESCRIBE])
     except Described as told:
@@ -205,7 +205,7 @@ def _parted(words: list[str], flags: dict[str, tuple[bool, str]], *, is_command:
     positional: list[str] = []
     wanted = ""
     for index, word in enumerate(words):
-        if word == "=":  # bash takes `--flag=value` apart
+        if word == "=":  # bash splits `--flag=value`
             continue
         if wanted:
             wanted = ""
@@ -260,7 +260,7 @@ def _positional(verb: str, positional: list[str], last: str, number: int) -> lis
     for known, what in PATHS.items():
         if words[: len(known)] == known:
             return [(what, "")]
-    if verb == "group" and len(words) == 2:  # noqa: PLR2004 -- group, and what is to be done with it
+    if verb == "group" and len(words) == 2:  # noqa: PLR2004 -- a group and an action
         return _beginning_with(last, _groups())
     if verb in TASKS:
         return _beginning_with(last, _tasks(TASKS[verb], taken=positional, short=last[:1].isdigit()))
@@ -273,7 +273,7 @@ def _positional(verb: str, positional: list[str], last: str, number: int) -> lis
 
 
 def _ask(verb: str, **fields: object) -> dict[str, Any]:
-    """The reply of the agent; empty if it does not answer at once."""
+    """The reply of the agent; empty if it does not answer quickly."""
     try:
         with AgentConnection(timeout_s=AGENT_S_MAX, room_s=0.0) as client:
             return client.call(verb, **fields)

@@ -1,4 +1,4 @@
-"""`peerload config`: the settings in force and where each comes from; errors in a configuration file."""
+"""`peerload config`: the active settings with their origins; errors in a configuration file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _show(flags: Namespace) -> int:
 def _loaded(
     given: dict[str, Any], environment: dict[str, str]
 ) -> tuple[AgentConfig | None, dict[str, str], ConfigError | None]:
-    """The settings of an agent started now with these flags and the origin of each; or the mistake in them."""
+    """The settings of an agent started now with these flags, with their origins; or the error in them."""
     from peerload.config import loader
     from peerload.model.errors import ConfigError
 

@@ -14,7 +14,7 @@ TASKS = 60
 
 
 def main(words: list[str]) -> int:
-    """Run the verb: 0 if all went well and nothing is left, 1 if not."""
+    """Run the verb → 0 if the demo succeeded and left nothing behind, 1 if not."""
     if words[:1] == ["gpu"]:
         from peerload.cli.demo import gpu
 

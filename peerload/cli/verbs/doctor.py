@@ -48,10 +48,10 @@ CHECKS = (
     Check("swap", machine.swap),
     Check("lingering", machine.lingering),
 )
-"""Checks, each a function of the gathered facts; people and scripts know them by these names."""
+"""The checks, each a function of the gathered facts. The names are public: users and scripts rely on them."""
 
 LOOK_S_MAX = 10.0
-"""Time that one check may take."""
+"""Time limit of one check."""
 COLOURS = {OK: "green", WARN: "yellow", FAIL: "red", SKIP: "dim"}
 
 
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
 
 
 def run_check(check: Check, facts: DoctorInput) -> Finding:
-    """Run a check. A check that raises, or hangs (in a mount whose server is gone), gives a finding that says so."""
+    """Run a check. A check that raises or hangs (for example in a mount without its server) results in a finding about that."""
     found: list[Finding] = []
 
     def look() -> None:

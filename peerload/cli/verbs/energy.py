@@ -91,7 +91,7 @@ def _profile_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
-    """Measure, or read a file; have the agent keep it."""
+    """Measure a power profile, or read one from a file, and store it in the agent."""
     if flags.file:
         from pathlib import Path
 
@@ -117,7 +117,7 @@ def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
 
 
 def restore(words: list[str]) -> int:
-    """Run `power restore` in this process, which needs the rights to set power controls."""
+    """Run `power restore` in this process, which needs permission to set power controls."""
     from pathlib import Path
 
     from peerload.agent.energy import FILE, PowerControls
@@ -199,7 +199,7 @@ def energy(words: list[str]) -> int:
 
 
 def of_nodes(client: AgentConnection, node: str | None, since: float) -> tuple[list[dict[str, Any]], int]:
-    """The row of a node, or (None) of each that is alive and answers; and the number of those that do not."""
+    """The row of a node (None: the rows of all live nodes that answer); and the number of nodes that do not answer."""
     if node is not None:
         return [client.call("energy", at=node, since=since)], 0
     rows, missing = [], 0
@@ -237,7 +237,7 @@ def of_task(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_user(ended: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any]]:
-    """A row for each user: the sum of what is known of the tasks, with the worst quality of any."""
+    """A row for each user: the sum of the known energy of the tasks, with the worst quality among them."""
     found: dict[str, dict[str, Any]] = {}
     for task in ended:
         row = of_task(task)

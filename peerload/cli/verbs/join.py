@@ -1,9 +1,9 @@
-"""`peerload invite` and `join TOKEN`: let another machine into the cluster; make this machine a member of the cluster that made
+"""`peerload invite` and `join TOKEN`: let another machine into the cluster; make this machine a member of the cluster that issued
 the token.
 
-Both verbs write files that belong to the agent. If that agent serves the whole machine, they continue as its user; only root can.
-Root trusts nothing that an agent says of itself before it has become the agent's user. The kernel names that user with every
-answer (SCM_CREDENTIALS), even if the service manager holds the socket, which SO_PEERCRED would name."""
+Both verbs write files that belong to the agent. If that agent serves the whole machine, they switch to its user, which only root
+can do. Root trusts no statement of an agent before it has switched to the agent's user. The kernel supplies that user with every
+answer (SCM_CREDENTIALS). SO_PEERCRED would report the service manager if that holds the socket."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 MEETS_WITHIN_S = 30.0
 BUILT_IN = "built-in"
-"""The origin of settings that are given nowhere."""
+"""The origin of settings at their defaults."""
 LOOK_EVERY_S = 0.05
 LINE_CHARS_MAX = 4096
-"""Bound of the line from stdin; a token has about 150 characters."""
+"""Maximum length of the line from stdin; a token has about 150 characters."""
 JOIN_JSON_KEYS = ("node", "cluster", "cluster_directory", "listen", "socket", "peers")
 
 
@@ -119,7 +119,7 @@ def _running(flags: Namespace) -> dict[str, Any] | None:
 
 
 def _is_connected(socket_path: str) -> bool:
-    """True if the agent here is connected to another member; a node that was revoked, or was away for too long, may join again."""
+    """True if the agent here is connected to another member. A node that is not, such as a revoked one, may join again."""
     with AgentConnection(socket_path) as client:
         return _sees_peer(client)
 
@@ -129,7 +129,7 @@ def _sees_peer(client: AgentConnection) -> bool:
 
 
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
-    """The places of this node: state, socket, cluster directory; and its name."""
+    """The paths of this node (state, socket, cluster directory) and its name."""
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
     settings = agent_process.located({key: value for key, value in given.items() if key != "cluster"})
     if running is not None:
@@ -146,13 +146,13 @@ def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _check_start(state: str, socket_path: str, wanted: dict[str, str | None]) -> None:
-    """Raise BadRequest if the agent would start with another name or address than it joins with, and fail: the token
-    could not be used again."""
+    """Raise BadRequest if the agent would start with another name or address than it joins with. It would fail then, and the token
+    would be used up."""
     config, origins = agent_process.configured_with_origins({"state": state, "socket": socket_path})
     for key, value in wanted.items():
         found, origin = getattr(config, key), origins[key]
         if value and value != found and origin != BUILT_IN and os.path.dirname(origin) != state:  # noqa: PTH120 -- as above
-            hint = f"leave out --{key}, or change it there"
+            hint = f"leave out --{key}, or change the setting there"
             raise BadRequest(f"the settings have {key} {found} ({origin})", why=f"not {value}", hint=hint)
     kept = agent_process.node_of(state)
     if kept not in ("", wanted["node"]):
@@ -169,7 +169,7 @@ def _ask_to_join(
     flags: Namespace,
     own: str,
 ) -> Any:  # noqa: ANN401 -- as above
-    """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
+    """Request admission and store the result; the file that activates it is written last. own: the address of the agent that runs
     here, "" if none does."""
     from peerload.security import cluster_dir, invitations, node_identity_file, private_files, revocation, tls
     from peerload.security.certificates import KeyPair
@@ -191,13 +191,13 @@ def _ask_to_join(
         listen = flags.listen or listen_at(got.host, own)
         node_identity_file.write(state, node_identity_file.NodeIdentityFile(str(directory), node, listen, peers))
     except OSError as error:
-        hint = "make room, then try again: the token is still valid for this machine"
+        hint = "free some disk space, then try again: the token is still valid for this machine"
         raise PeerloadError("the keys of the cluster cannot be stored", why=str(error.strerror), hint=hint) from None
     return got
 
 
 def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as above
-    """Raise BadRequest if the directory has another cluster."""
+    """Raise BadRequest if the directory belongs to another cluster."""
     from peerload.security import cluster_dir
 
     if os.path.lexists(directory) and cluster_dir.read(directory).fingerprint != token.fingerprint.hex():
@@ -215,7 +215,7 @@ def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[st
 
 
 def _await_peer(socket_path: str) -> None:
-    """Return when another member is alive; say if none is in time."""
+    """Return when another member is alive; report a timeout."""
     pause, deadline = threading.Event(), time.monotonic() + MEETS_WITHIN_S
     with AgentConnection(socket_path) as client:
         while time.monotonic() < deadline:
@@ -241,19 +241,19 @@ def _joined_lines(info: dict[str, Any], admitted: Any, place: dict[str, str]) ->
 
 
 PORT = 7117
-"""The usual port, taken if it is free: one number to open in a firewall."""
+"""The default port, used if it is free, so that a firewall needs only one rule."""
 PORT_TRIES_MAX = 20
 
 
 def cluster_directory(named: str | None) -> Path:
-    """The directory of this machine's cluster: as named, else this user's own."""
+    """The directory of this machine's cluster: the given one, else this user's own."""
     from peerload.security import cluster_dir
 
     return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- symbolic links are kept
 
 
 def _check_listen(address: str) -> None:
-    """Check an address that was typed. The agent would wait for one that this machine does not have. Raises ConfigError."""
+    """Check an address from the command line, since the agent would wait for one that this machine lacks. Raises ConfigError."""
     from peerload.model.errors import ConfigError
     from peerload.security.address import is_absent, parse_address
 
@@ -264,8 +264,8 @@ def _check_listen(address: str) -> None:
 
 
 def listen_at(host: str, own: str = "") -> str:
-    """`HOST:PORT` with the usual port, or with a free one, which is said, if another program has that. own: the address of the agent
-    that runs here and is about to restart. Raises ConfigError."""
+    """`HOST:PORT` with the default port, or with a free one, which is reported, if another program uses that. own: the address of the
+    agent that runs here and is about to restart. Raises ConfigError."""
     from peerload.model.errors import ConfigError
     from peerload.security.address import join_address
 
@@ -296,7 +296,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """True if an agent could listen there by TCP and UDP. Old connections in TIME_WAIT do not matter, as they do not to the agent."""
+    """True if an agent could listen there by TCP and UDP. Connections in TIME_WAIT are ignored, as by the agent."""
     with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
         try:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -312,8 +312,8 @@ _CREDENTIALS = struct.Struct("@3i")
 
 
 def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: str | None = None) -> None:
-    """Become the user of the agent for good, with its home, if the agent serves all users. ``info``: its answer at that socket, None
-    if none runs. Raises PeerloadError for anyone but root and that user, and for root if the agent is another user's own."""
+    """Switch permanently to the user of the agent, with its home, if the agent serves all users. ``info``: its answer at that socket,
+    None if none runs. Raises PeerloadError for users other than root and that user, and for root if the agent is another user's own."""
     is_system = info is not None and info.get("mode") == "system"
     if info is None or not (is_system or os.geteuid() == 0):
         return
@@ -325,7 +325,7 @@ def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: s
     if not is_system:
         if uid:
             name = _name_of(uid)
-            why = "root does not write files where another user's agent says"
+            why = "root does not write files to a path that another user's agent chose"
             raise PeerloadError(f"the agent at {path} is {name}'s own", why=why, hint=f"sudo -u {name} peerload {verb}")
         return
     if os.geteuid() == 0 and uid != 0:
@@ -344,7 +344,7 @@ def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: s
         raise PeerloadError(f"{state} cannot be read", why=error.strerror or str(error)) from None
     if found.st_uid != uid:
         why = f"it belongs to {_name_of(found.st_uid)}, and the agent runs as {_name_of(uid)}"
-        raise PeerloadError(f"the agent says that its state is in {state}", why=why, hint="peerload doctor --security")
+        raise PeerloadError(f"the agent reports its state in {state}", why=why, hint="peerload doctor --security")
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "PEERLOAD_CLUSTER", "PEERLOAD_STATE"):
         os.environ.pop(name, None)
     os.environ["HOME"] = state
@@ -366,7 +366,7 @@ def _who_answers(path: str) -> tuple[int, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             _, uid, gid = _CREDENTIALS.unpack(data)
             return uid, gid
-    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not say")
+    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not report it")
 
 
 def _name_of(uid: int) -> str:
@@ -449,7 +449,7 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 
 
 def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
-    """Make a cluster for several machines, with the agent here as its first member."""
+    """Create a cluster for several machines, with the agent here as its first member."""
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import reachable_anywhere
 
@@ -465,7 +465,7 @@ def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
         listen = listen_at(host, str(info.get("listen")))
     directory, node = cluster_directory(None), str(info.get("node"))
     if os.path.lexists(directory):
-        made = cluster_dir.read(directory)  # of an earlier try, or for an agent that was started before it was there
+        made = cluster_dir.read(directory)  # from an earlier attempt, or created after the agent was started
     else:
         name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{os.urandom(2).hex()}"
         made = cluster_dir.make(directory, name)
@@ -492,20 +492,20 @@ def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
 
 PACKAGE = "peerload"
 TREE = "tar -C {tree} --exclude=./.venv --exclude=./.git -cz . | ssh OTHER {there}"
-"""Copies what `make setup` needs of a source tree to another machine."""
+"""Command that copies the parts of a source tree that `make setup` needs to another machine."""
 UNPACKED = "mkdir -p peerload && tar -xz -C peerload"
 IN_TREE = UNPACKED + " && make -C peerload setup && peerload/.venv/bin/{join}"
 AS_ROOT = " && ssh -t OTHER {there}"
-"""A second connection, with a terminal: sudo may ask for a password."""
+"""Prefix of a second connection, with a terminal, since sudo may ask for a password."""
 IN_WHEEL = "peerload-wheel/{release}.data/data/share/peerload/deploy/install"
 """The path of the script in an unpacked wheel."""
 INSTALLERS = ("pipx install", "uv tool install")
 IN_HOME = "~/.local/bin/{join}"
-"""pipx and uv install commands there; it may not be on the PATH of a shell that ssh starts."""
+"""The directory where pipx and uv install commands. It may not be on the PATH of a shell that ssh starts."""
 
 
 class InstallLine(NamedTuple):
-    """Command line to type. is_typed_here: on this machine, with the name of the other one for OTHER."""
+    """Command line for the user. is_typed_here: to type on this machine, with the other machine's name in place of OTHER."""
 
     text: str
     is_typed_here: bool
@@ -514,8 +514,8 @@ class InstallLine(NamedTuple):
 def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
     """The ways to install peerload on another machine and run ``join`` there; none if the origin of this peerload is not known.
 
-    Installers record the origin of a distribution (`direct_url.json`, PEP 610). One from an index has no such file. A source
-    tree or a file is on this machine only, so that line is typed here and copies it over ssh.
+    Installers record the origin of a distribution (`direct_url.json`, PEP 610), except for one from a package index. A source
+    tree or a wheel file exists only on this machine, so its line is typed here and copies it over ssh.
     """
     import json
     from importlib.metadata import Distribution, packages_distributions
@@ -535,7 +535,7 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
 def install_lines_for(
     join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
 ) -> list[InstallLine]:
-    """The lines for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
+    """The lines for a distribution of this release with this origin. kept_wheel: the file it was installed from, if it still exists."""
     from urllib.parse import unquote, urlsplit
 
     from peerload.distribution import IS_REGISTERED
@@ -561,7 +561,7 @@ def install_lines_for(
         ways = [f"cat > {file} && {install} ./{file} && {IN_HOME.format(join=join)}" for install in INSTALLERS]
         return [InstallLine(f"ssh OTHER {shlex.quote(way)} < {shlex.quote(path)}", is_typed_here=True) for way in ways]
     if is_system or path or not (url or IS_REGISTERED):
-        return []  # the service is made from a wheel or a source tree, and nobody knows where one is
+        return []  # the service needs a wheel or a source tree, and the path of one is not known
     what = shlex.quote(_requirement(release, url, direct_url.get("vcs_info")))
     return [
         InstallLine(f"{install} {what} && {IN_HOME.format(join=join)}", is_typed_here=False) for install in INSTALLERS

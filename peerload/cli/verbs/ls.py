@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 EVER_S = 1e9
-"""Named tasks are listed whenever they ended."""
+"""The time range for named tasks: without limit."""
 
 
 def ls(words: list[str]) -> int:
@@ -71,7 +71,7 @@ def ls(words: list[str]) -> int:
     if flags.watch and not flags.json:
         return redrawn(lambda: _watched(flags, chosen))
     with AgentConnection(flags.socket) as client:
-        gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
+        gc.disable()  # a collection takes longer the more tasks are listed, and the process ends soon
         if flags.json:
             reply = listed(client, flags, chosen)
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
@@ -83,13 +83,13 @@ def ls(words: list[str]) -> int:
 
 
 def _watched(flags: Namespace, chosen: Selection) -> list[str]:
-    """The present table; each has a connection of its own, since the agent may have been started again."""
+    """The current table. Each call opens a new connection, since the agent may have restarted."""
     with AgentConnection(flags.socket) as client:
         return lines(listed(client, flags, chosen), flags, chosen)
 
 
 def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict[str, Any]:
-    """The reply of the agent without the tasks of other users, unless --all is given; ``hidden`` counts them."""
+    """The reply of the agent, without tasks of other users unless --all is given; ``hidden`` counts them."""
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
         return {**reply, "hidden": 0}
@@ -103,18 +103,18 @@ def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict
 
 
 def _without_others(client: AgentConnection, flags: Namespace, verb: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """The reply to a request for tasks without those of other users, unless --all is given; ``hidden`` counts them."""
+    """The reply to a request for tasks, without tasks of other users unless --all is given; ``hidden`` counts them."""
     reply = client.call(verb, **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
     other = [task for task in reply["tasks"] if not flags.all and not tasks.is_mine(task, own)]
-    if other and reply.get("truncated"):  # an administrator, whose own tasks had no room among those of others
+    if other and reply.get("truncated"):  # an administrator's own tasks may have been cut off by other users' tasks
         reply = client.call(verb, **asked, own=True, at=flags.at, cluster=flags.cluster)
     found = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
     return {**reply, "tasks": found, "hidden": sum(map(number_of, other))}
 
 
 def lines(reply: dict[str, Any], flags: Namespace, chosen: Selection) -> list[str]:
-    """The table as lines; messages about what it leaves out go to stderr."""
+    """The table as lines; messages about omitted tasks go to stderr."""
     if not flags.watch:
         if reply.get("truncated"):
             say(
@@ -137,8 +137,8 @@ def _none(flags: Namespace, chosen: Selection) -> str:
     if flags.remote:
         return "no task of another home is on this node        my own tasks:  peerload ls"
     if chosen.words or chosen.is_narrowed:
-        return "no such tasks        all of mine:  peerload ls        those that ended:  peerload history"
-    return "no tasks        queue one:  peerload submit sleep 5        those that ended long ago:  peerload history"
+        return "no such tasks        all of mine:  peerload ls        ended tasks:  peerload history"
+    return "no tasks        queue one:  peerload submit sleep 5        tasks that ended earlier:  peerload history"
 
 
 def _unfinished(reply: dict[str, Any]) -> str:
@@ -147,7 +147,7 @@ def _unfinished(reply: dict[str, Any]) -> str:
 
 
 OUTPUTS_MAX = 1000
-"""Bound of tasks whose outputs one command prints."""
+"""Maximum number of tasks whose outputs one command prints."""
 TAIL_LINES_MAX = 1_000_000
 
 
@@ -175,14 +175,14 @@ def logs(words: list[str]) -> int:
         except BadRequest as error:
             if error.code != BadRequest.code or flags.at:
                 raise
-            return _print_several(client, chosen, flags, refused=error)  # an array, perhaps
+            return _print_several(client, chosen, flags, refused=error)  # the word may name an array
 
 
 def _print_several(
     client: AgentConnection, chosen: selection.Selection, flags: Namespace, refused: BadRequest | None = None
 ) -> int:
-    """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error for the only
-    word as the id of one task; raised if it does not name several either."""
+    """Print the outputs of several tasks in the order of submission, each with a heading on stderr. ``refused``: the error from
+    reading the only word as the id of one task. It is raised if the word does not name several tasks either."""
     asked = chosen.request_fields() | {"ended_within_s": EVER_S, "limit": OUTPUTS_MAX}
     reply = client.call("tasks", **asked, at=flags.at)
     own = own_names()
@@ -213,21 +213,21 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     position = OutputPosition()
     pieces = followed(client, "output", lambda: asked) if flags.follow else client.stream("output", **asked)
     for piece in pieces:
-        asked["tail_lines"] = None  # after a reconnection, what was shown is skipped
+        asked["tail_lines"] = None  # after a reconnection, output that was already shown is skipped
         if not say_notice(piece) and (new := position.beyond(piece)):
             writer.write(({"id": task} if names else {}) | new)
     writer.close()
     if code := say_if_gone(client.last):
         return code
     if behind := client.last.get("behind"):
-        say(f"the newest output of {task} may be missing: {behind}", "who is there:  peerload nodes")
+        say(f"the newest output of {task} may be missing: {behind}", "states of the nodes:  peerload nodes")
         return CANNOT
     writer.end(client.last)
     return CANNOT if writer.missing_bytes else 0
 
 
 def say_if_gone(end: dict[str, Any]) -> int:
-    """Say that an output was removed → CANNOT; 0 if it was not."""
+    """Report that an output was removed → CANNOT; 0 if it was not."""
     if not end.get("output_gone_at"):
         return 0
     why = str(end.get("output_gone_why") or "")
@@ -281,7 +281,7 @@ def events(words: list[str]) -> int:
         names = selection.pinned(client, flags.task) if flags.follow else flags.task
         asked = {"limit": flags.limit, "follow": flags.follow, "tasks": names, "what": what, "at": flags.at}
         for part in followed(client, "events", lambda: asked) if flags.follow else client.stream("events", **asked):
-            if "begins" in part:  # after a reconnection, those that were shown are not sent
+            if "begins" in part:  # after a reconnection, events that were already shown are not sent
                 asked.update(after=part["begins"], limit=EVENTS_MAX)
             for event in part["events"]:
                 sys.stdout.write(json_line(event) if flags.json else event_line(event))
@@ -310,13 +310,13 @@ LEFT_OUT_FIRST = (
     "ENERGY", "FETCHED", "STAGED IN", "RETURNED", "CPU", "WAITED", "GPU", "GPU MEM", "GPUS", "MEMORY", "NODE", "ENDED",
     "EXIT",
 )  # fmt: skip
-"""Columns that a narrow terminal does without, in this order."""
+"""Columns that are dropped on a narrow terminal, in this order."""
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
 FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
-"""Columns that are shown if files travelled with any task."""
+"""Columns that are shown if any task has files."""
 HISTORY_LIMIT = 1000
-"""Default bound of the list; an export has no bound."""
+"""Default length limit of the list; an export has no limit."""
 HISTORY_LIMIT_MAX = 1_000_000
 
 
@@ -421,7 +421,7 @@ def _history_row(task: dict[str, Any]) -> list[str]:
 TRACE_KEYS = ("submitted_at", "duration_s", "cpus", "gpus", "home")
 """The fields of a task that a trace needs."""
 TRACE_NUMBERS = ("submitted_at", "cpus", "gpus")
-"""The numbers among them; a task that never ran has no duration."""
+"""The numeric fields of a trace; a task that never ran has no duration."""
 TRACE_NUMBER_END = 1e12
 TRACE_COLUMNS = ("arrival", "duration", "cpus", "gpus", "node")
 TRACE_DIGITS = 6
@@ -449,14 +449,14 @@ class Trace:
             out.write(",".join(TRACE_COLUMNS) + "\n")
 
     def add(self, task: dict[str, Any]) -> None:
-        """Write an ended task that was submitted after the last one."""
+        """Write an ended task that was submitted after the previous one."""
         duration_s = task.get("duration_s")
         if not duration_s or not _is_number(duration_s):
             self.left_out += 1
             return
         if self._first_at is None:
             self._first_at = float(task["submitted_at"])
-        # A wall clock may have been set back meanwhile; arrivals never go back.
+        # Arrivals never decrease, even if the wall clock was set back meanwhile.
         self._arrival = max(self._arrival, task["submitted_at"] - self._first_at)
         duration = max(round(float(duration_s), TRACE_DIGITS), 10.0**-TRACE_DIGITS)
         self._write(
@@ -465,7 +465,7 @@ class Trace:
         self.written += 1
 
     def _write(self, values: list[Any]) -> None:
-        if self._as_csv:  # none of them can hold a comma or a quote
+        if self._as_csv:  # no value can contain a comma or a quote
             self._out.write(",".join(_plain(value) for value in values) + "\n")
         else:
             import json
@@ -474,7 +474,7 @@ class Trace:
 
 
 def _plain(value: object) -> str:
-    """A number without an exponent or needless zeros."""
+    """A number without an exponent or trailing zeros."""
     return f"{value:.{TRACE_DIGITS}f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
@@ -495,7 +495,7 @@ def export(flags: Namespace) -> int:
     except OSError as error:
         raise PeerloadError(f"{path} cannot be written", why=error.strerror or str(error)) from None
     finally:
-        with contextlib.suppress(FileNotFoundError):  # renamed by now, or never made
+        with contextlib.suppress(FileNotFoundError):  # already renamed, or never created
             os.unlink(partial)  # noqa: PTH108
     return _report_export(trace, path, flags)
 
@@ -524,8 +524,8 @@ def _ended(client: AgentConnection, flags: Namespace) -> Iterator[dict[str, Any]
 
 
 def _in_order(ended: Iterable[dict[str, Any]], limit: int | None) -> tuple[Iterable[dict[str, Any]], int]:
-    """The newest ``limit`` tasks (None: all) of several homes in the order of submission, with the fields of a trace only; and the number
-    of those left out because their home reports invalid fields."""
+    """The newest ``limit`` tasks (None: all) of several homes in the order of submission, with only the fields of a trace; and the
+    number of tasks left out because their home reports invalid fields."""
     kept, left_out = [], 0
     for task in ended:
         if (

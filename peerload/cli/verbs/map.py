@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 from peerload.cli.map.template import MapInputs
 
 FAILURES_NAMED_MAX = 20
-"""Bound of failures that are named; more are counted."""
+"""Maximum number of failures listed by name; the rest are only counted."""
 ARRAYS_NAMED_MAX = 10
-"""Bound of arrays in the retry command."""
+"""Maximum number of arrays in the retry command."""
 COUNTED_FAILURES_MAX = 100
-"""The greatest exit code that is a number of failed tasks; 101 means more."""
+"""The largest number of failed tasks that is reported as the exit code; 101 means more."""
 LINE_WIDTH_MAX = 240
 JSON_OUTPUT_BYTES_MAX = 64 << 20
-"""Bound of the output of one task in an object of `--json`."""
+"""Maximum output of one task in an object of `--json`."""
 COMMAND_WIDTH_MAX = 100
 KEPT_BYTES_MAX = 64 << 20
-"""Output kept in memory for --keep-order; beyond that it is fetched when its turn comes."""
+"""Maximum output kept in memory for --keep-order. More output is fetched again when it is due."""
 KEPT_TASKS_MAX = 10_000
-"""Bound of ended tasks that wait for their turn; no others are submitted meanwhile."""
+"""Maximum number of ended tasks whose output is not due yet; at this limit no more tasks are submitted."""
 _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 
 EPILOG = """\
-The flags end at the first word that is not a flag; long ones may also stand behind the inputs. One word is a line for /bin/sh, in
+The flags end at the first word that is not a flag; long ones may also follow the inputs. One word is a line for /bin/sh, in
 which inputs are quoted (put no quotes around {} yourself); several words are a command and its arguments.
   :::  a b c     these inputs            ::::  FILE     the lines of FILE (- is standard input)
-  :::  -- --tag  words that look like flags of map: behind this -- all are inputs
-  :::+, ::::+    are paired with the source before; other sources are combined, each value with each
+  :::  -- --tag  words that look like flags of map: after this -- all are inputs
+  :::+, ::::+    are paired with the previous source; other sources are combined, each value with each
 Without a source, inputs are the lines of standard input.
   {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
   {#}  the number of the task   {1} {2} {1.} {2/}  one of several inputs
@@ -64,7 +64,7 @@ def main(words: list[str]) -> int:
     if len(line) == 1 and flags.shell is None:
         flags.shell, line = line[0], []
     spec, secret = command.specification(flags, line, "map")
-    spec["followed"] = True  # all of its output is needed here
+    spec["followed"] = True  # its complete output is needed here
     halt = Halt(flags.halt)
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
@@ -90,7 +90,7 @@ def main(words: list[str]) -> int:
         code = _run(mapping, flags)
     if joblog is not None and joblog.skipped_failed:
         many = counted(joblog.skipped_failed, "task")
-        say(f"{many} of those that were skipped had failed", "run them again:  the same with --resume-failed")
+        say(f"{many} of the skipped tasks had failed", "run them again:  the same with --resume-failed")
     return code
 
 
@@ -165,9 +165,9 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
 
 
 class Outputs:
-    """Prints outputs byte for byte, stdout on 1 and stderr on 2, the output of one task in one piece.
+    """Prints outputs byte for byte, stdout on 1 and stderr on 2, without mixing the outputs of tasks.
 
-    ``fetch(id)``: the pieces of an output that is not in the body. ``before``: called before anything is printed.
+    ``fetch(id)``: the pieces of an output that the answer does not include. ``before``: called before anything is printed.
     ``printed``: called with each task whose output was printed.
     """
 
@@ -190,7 +190,7 @@ class Outputs:
         self._kept_bytes = 0
 
     def ended(self, task: MapResult) -> None:
-        """Print the output of a task, or keep it until its turn comes."""
+        """Print the output of a task, or keep it until it is due."""
         if not self._keeps_order:
             self._print(task)
             return
@@ -208,7 +208,7 @@ class Outputs:
         return len(self._waiting) >= KEPT_TASKS_MAX
 
     def skipped(self, number: int) -> None:
-        """A task was done in an earlier run: it has no output."""
+        """Record that a task was done in an earlier run, so that no output is expected."""
         if self._keeps_order:
             self._waiting[number] = None
             self._print_ready()
@@ -322,7 +322,7 @@ def _print_ended(mapping: Mapping, task: MapResult) -> None:
 
 
 def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, Any]:
-    """The output of an ended task as stdout and stderr; or `output_missing`, the reason why it is not complete, which is noted, too."""
+    """The output of an ended task as stdout and stderr; or `output_missing`: the reason why it is incomplete, which is also recorded."""
     if sum(sizes) > JSON_OUTPUT_BYTES_MAX:
         why = f"{size_text(sum(sizes))} of output are more than one object holds, {size_text(JSON_OUTPUT_BYTES_MAX)}"
         mapping.note_incomplete(task, why)
@@ -342,7 +342,7 @@ def _report(mapping: Mapping) -> int:
     _name_failures(mapping)
     if mapping.kept_beside:
         kept = counted(mapping.kept_beside, "output")
-        say(f"kept beside what was changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
+        say(f"stored next to files that were changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
     hint = _retry_hint(mapping)
     if mapping.signal:
         say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)
@@ -359,7 +359,7 @@ def _report(mapping: Mapping) -> int:
     failed = mapping.failed + (mapping.cancelled if mapping.halted_by is None else 0)
     if mapping.incomplete:
         _name_incomplete(mapping)
-        hint = hint or f"what is kept of it:  peerload logs {next(iter(mapping.incomplete))}"
+        hint = hint or f"the kept part:  peerload logs {next(iter(mapping.incomplete))}"
         what = f"the output of {counted(mapping.incomplete_count, 'task')} is not complete"
         say(f"exit code {CANNOT}: {what}" + (f", and {failed} failed" if failed else ""), hint)
         return CANNOT

@@ -1,4 +1,4 @@
-"""`peerload nodes`, `drain`, `undrain` and `top`: list the nodes and their GPUs, have one take no more tasks, watch nodes and
+"""`peerload nodes`, `drain`, `undrain` and `top`: list the nodes and their GPUs, drain a node, watch nodes and
 tasks live."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def undrain(words: list[str]) -> int:
 
 HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
 OTHERS_SHOWN_CPUS = 0.5
-"""Cores that other programs keep busy: from here on they take slots, and `nodes` shows them unasked."""
+"""Threshold of cores that other programs keep busy: from here on they occupy slots, and `nodes` shows them without `--wide`."""
 WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
 """Columns of `--wide`, with the cores that other programs keep busy, the power and its source, the load index and region of the
 policy, and the incarnation."""
@@ -163,7 +163,7 @@ RIGHT = ("CPUS", "RUNNING", "QUEUED", "OTHER CPUS", "LOAD", "INCARNATION", "SEEN
 LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED", "GPUS", "MEMORY", "CPUS")
 """Columns that a narrow terminal does without, in this order."""
 STATE_WIDTH_MIN = 24
-"""A longer state is shortened to this before a column is left out."""
+"""A longer state is shortened to this length before a column is dropped."""
 GPU_LEFT_OUT_FIRST = ("BY OTHERS", "BY TASKS", "STATE", "MEMORY", "MODEL")
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "BY TASKS", "BY OTHERS", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
@@ -176,8 +176,8 @@ PAINT = {
 
 
 def headings_for(nodes: Iterable[dict[str, Any]], *, is_wide: bool) -> Sequence[str]:
-    """The columns of these nodes. The cores that other programs keep busy are shown unasked where they take half of one, the power where a
-    sensor tells it, not where it is estimated."""
+    """The columns for these nodes. Without `--wide`, foreign load is shown only from half a core on, and power only if a
+    sensor measures it."""
     if is_wide:
         return WIDE_HEADINGS
     nodes = list(nodes)
@@ -231,7 +231,7 @@ def _state(node: dict[str, Any]) -> str:
 
 
 def gpu_table(nodes: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    """The GPUs of all nodes as lines, after an empty line; nothing where there are none."""
+    """The GPUs of all nodes as lines, after an empty line; [] without GPUs."""
     gpus = [_gpu_cells(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
     if not gpus:
         return []
@@ -265,7 +265,7 @@ def shared_machine_lines(nodes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def on_one_machine(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The names of the living nodes that share a machine, together."""
+    """The names of live nodes, grouped by shared machine."""
     names: dict[str, list[str]] = {}
     for node in nodes:
         if node.get("machine") and node.get("state") == "alive":
@@ -290,7 +290,7 @@ def top(words: list[str]) -> int:
     flags = reader.read(words)
     is_live = not flags.json and not flags.once
     is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-    with AgentConnection(flags.socket) as client:  # a missing agent or node is reported as by every verb
+    with AgentConnection(flags.socket) as client:  # reports a missing agent or node like every verb
         if not is_live:
             seen = top_sample(client, flags.at)
             print_result(seen, top_lines(seen, time.time(), wide=flags.wide), as_json=flags.json)
@@ -328,7 +328,7 @@ def _lacks_view() -> str:
 
 
 def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[str]:
-    """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
+    """A sample as text: a line about the cluster, the nodes with bars, the running tasks."""
     cluster = shown["cluster"]
     away = "broker away" if cluster["mqtt_configured"] else "no broker"
     mqtt = f"mqtt {cluster['mqtt']}" if cluster["mqtt"] else away
@@ -375,7 +375,7 @@ def _filled(facts: list[str], columns: int) -> list[str]:
 
 
 def _slots_bar(node: dict[str, Any]) -> str:
-    """A bar of the tasks running out of the slots; a dash if they are not known."""
+    """A bar of running tasks over slots; a dash if these are not known."""
     slots, running = node.get("slots"), node.get("tasks_running")
     return bar(running / slots) if slots and isinstance(running, (int, float)) else "-"
 
@@ -390,8 +390,8 @@ BAR_WIDTH = 10
 
 
 def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
-    """Sample of the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
-    from that node."""
+    """Sample of the cluster: {cluster: {…}, nodes: […], tasks: […]} with the leased or running tasks. ``at``: the view of
+    that node."""
     there = {"at": at} if at else {}
     info = client.call("info", **there)
     nodes = client.call("nodes", **there)["nodes"]
@@ -426,7 +426,7 @@ def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str,
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
-    """``[######....]`` for a share of 0 … 1; more than 1 ends in ``+``."""
+    """A bar such as ``[######....]`` for a share of 0 … 1; a share above 1 ends in ``+``."""
     filled = max(0, min(width, round(share * width)))
     text = "#" * filled + "." * (width - filled)
     return f"[{text[:-1]}+]" if share > 1 + 0.5 / width else f"[{text}]"

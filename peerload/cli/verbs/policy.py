@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AGENT_S_MAX = 2.0
 WORDS = {"ls": 0, "show": 1, "check": 1}
-"""The words after the verb, and how many names each takes."""
+"""The actions, and how many names each accepts."""
 
 
 def main(words: list[str]) -> int:
@@ -209,7 +209,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
 
 
 def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
-    """The keys of tables in tables, with their values."""
+    """The keys of nested tables as dotted paths, with their values."""
     from peerload.policy.preset import shown
 
     lines: list[str] = []

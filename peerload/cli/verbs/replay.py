@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 DIFFERS = 1
-"""Exit code: something was decided differently."""
+"""Exit code: a decision differs from the recording."""
 
 
 def main(words: list[str]) -> int:
-    """Run the verb: 0 if every action was decided again, 1 if not."""
+    """Run the verb → 0 if all actions are the same as recorded, 1 if not."""
     reader = Options(
         "replay",
         "Repeat the decisions of an agent that ran with --record, and compare every action, byte for byte.",
@@ -125,8 +125,8 @@ BROKEN_OFF = "incomplete: the agent was killed, or still runs"
 
 
 class Replay:
-    """Replay of one start of an agent. events, actions: how many were decided the same; ended: why the recording of this start ends; difference:
-    the first difference, after which nothing is compared, or None."""
+    """Replay of one start of an agent. events, actions: how many have the same result; ended: why the recording of this start ends;
+    difference: the first difference, after which nothing is compared, or None."""
 
     def __init__(self, started: recording.Started) -> None:
         self.started = started
@@ -138,7 +138,7 @@ class Replay:
         self._node: Node | None = None
 
     def follow(self, handled: recording.Handled) -> None:
-        """Decide on one event again. Raises ConfigError if the node's policies do not exist any more, BadMessage for a malformed event."""
+        """Handle one event again. Raises ConfigError if the node's policies no longer exist, BadMessage for a malformed event."""
         self.seen += 1
         if self.difference is not None:
             return
@@ -149,7 +149,7 @@ class Replay:
         raw = b""
         try:
             raw = recording.encode_actions(self._node.handle(handled.now, event))
-        except Exception as error:  # noqa: BLE001 -- a recorded bug happens again, a new one is shown
+        except Exception as error:  # noqa: BLE001 -- a recorded exception is expected again, a new one is shown
             failure, raw = repr(error), recording.encode_actions(())
         if raw == bytes(handled.actions) and failure == handled.failure:
             self.events += 1
@@ -164,7 +164,7 @@ class Replay:
 
 
 def replays(entries: Iterable[recording.Entry]) -> Iterator[Replay]:
-    """Each start in a recording, when it is complete. Raises as `Replay.follow`, and BadMessage for a damaged file."""
+    """Yield the replay of each start in a recording. Raises the errors of `Replay.follow`, and BadMessage for a damaged file."""
     replay: Replay | None = None
     for entry in entries:
         match entry:
@@ -188,7 +188,7 @@ def _made(started: recording.Started) -> Node:
 
 
 def _first_difference(was: list[Any], now: list[Any], was_failure: str, failure: str) -> dict[str, Any]:
-    """The first action that differs (2 and 2.0 do): its number, and the recorded and the new one, None if there is none."""
+    """The first action that differs (2 and 2.0 do): its number, the recorded action, and the new one; None where one is missing."""
     pairs = enumerate(zip(map(recording.encode_plain, was), map(recording.encode_plain, now), strict=False))
     number = next((index for index, (old, new) in pairs if old != new), min(len(was), len(now)))
     return {

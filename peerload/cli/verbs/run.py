@@ -1,5 +1,5 @@
-"""`peerload run`, `sh`, `attach` and `exec`: the verbs that are connected to a command on another node: output comes as it is written,
-stdout and stderr apart; standard input and Ctrl-C go there; the exit code comes back."""
+"""`peerload run`, `sh`, `attach` and `exec`: verbs with a live connection to a command, perhaps on another node. They print its
+output as it is written, stdout and stderr separately, forward standard input and Ctrl-C, and return its exit code."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(words: list[str]) -> int:
 
 
 def _unsaved(client: AgentConnection, task: str) -> int:
-    """Wait until its output is in its files → CANNOT, with a message, if not all of it is."""
+    """Wait until the output is in its files → CANNOT, with a message, if some of it is not."""
     unsaved = 0
     for body in client.stream("wait", tasks=[task], files=True):
         if "files" in body:
@@ -98,11 +98,11 @@ def _unsaved(client: AgentConnection, task: str) -> int:
 LOGIN_SHELL = (
     'shell=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f7); [ -x "$shell" ] || shell=/bin/sh; exec "$shell" "$@"'
 )
-"""Starts the login shell of the user that the task runs as, which may be another one than here."""
+"""Starts the login shell of the user that the task runs as, who may not be the user here."""
 SHELL_AT_HOME = f"cd ~ 2>/dev/null || cd /; {LOGIN_SHELL}"
 SHELL_CPUS = "0.1"
 SHELL_PRIORITY = "1000"
-"""A shell waits for room like any task, but before the others."""
+"""The priority of a shell: it waits for free slots like any task, but before other tasks."""
 
 
 def sh(words: list[str]) -> int:
@@ -129,13 +129,13 @@ def as_run(flags: Namespace, *, has_terminal: bool) -> list[str]:
 
 
 TAIL_LINES = 10
-"""Lines of earlier output that are shown, as with `tail -f`."""
+"""Number of earlier output lines to show, as with `tail -f`."""
 
 
 def attach(words: list[str]) -> int:
     reader = Options(
         "attach",
-        "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
+        "Follow a task: its live output, and its input if no other client sends it; wait as run does, with its exit code.\n"
         "Ctrl-C goes to the task, Ctrl-\\ detaches from it.",
         usage="[--tail N] [--raw] ID",
     )
@@ -240,13 +240,13 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
     if ended.get("reason"):
         say(f"{printable(argv[0])}: {printable(ended['reason'])}")
     if code == 0 and writer.missing_bytes:
-        say(f"exit code {CANNOT}: it succeeded, and not all of its output came through")
+        say(f"exit code {CANNOT}: it succeeded, but part of its output is missing")
         return CANNOT
     return code
 
 
 class ExecSession(task_session.TaskSession):
-    """A session of one command inside a task. The command ends with us: one cannot detach from it or reconnect to it.
+    """A session of one command inside a task. The command ends with us: the user cannot detach from it or reconnect to it.
 
     ``asked``: the fields of the request that starts it."""
 
@@ -287,14 +287,14 @@ class ExecSession(task_session.TaskSession):
     def _stop(self) -> None:
         if "command" in self._target:
             super()._stop()
-        else:  # the signals would reach the task
+        else:  # until then, signals would reach the task
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _detach(self) -> None:
         self._forward(signal.SIGQUIT)
 
     def _reader_gone(self) -> None:
-        """Closing the connection kills the command."""
+        """Close the connection, which kills the command."""
 
     def _reconnect(self, error: AgentUnavailable) -> None:
         what = f"lost the agent while a command ran inside {self._task}"
@@ -308,7 +308,7 @@ def _environment() -> bytes:
 
 
 def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:
-    """The flags, and the id with the command."""
+    """The flags, and the words: the id and the command."""
     flags, rest = reader.read_command(words)
     if len(rest) > 1 and rest[1] == "--":
         rest = [rest[0], *rest[2:]]
@@ -321,7 +321,7 @@ def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:
 
 
 def _running_task(client: AgentConnection, task: str) -> dict[str, Any]:
-    """The task of this name, as `show` has it. Raises BadRequest if it does not run."""
+    """The answer to `show` for this task. Raises BadRequest if it is not running."""
     shown = client.call("show", tasks=[task])["tasks"]
     if len(shown) > 1:
         raise BadRequest(
@@ -330,5 +330,5 @@ def _running_task(client: AgentConnection, task: str) -> dict[str, Any]:
     found: dict[str, Any] = shown[0]
     state = found.get("state")
     if state != "running" or not found.get("node"):
-        raise BadRequest(f"{task} is {state}: only a running task takes commands", hint=f"peerload show {task}")
+        raise BadRequest(f"{task} is {state}: exec needs a running task", hint=f"peerload show {task}")
     return found

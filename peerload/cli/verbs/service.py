@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def _given(flags: Namespace) -> list[str]:
-    """The flags for the script. Raises UsageError for those that the script does not take."""
+    """The flags for the script. Raises UsageError for flags that the script does not accept."""
     if flags.what not in TAKES:
         raise UsageError(
             f"service: unknown action: {flags.what[:60]!r}" if flags.what else "service: the action is missing",
@@ -75,7 +75,7 @@ def _given(flags: Namespace) -> list[str]:
 
 
 def _check_possible(flags: Namespace, words: list[str]) -> None:
-    """Raise PeerloadError for anyone but root, and if no service can be started here."""
+    """Raise PeerloadError for users other than root, and if no service can be started here."""
     if os.geteuid() != 0:
         command = Path(sys.prefix, "bin/peerload")  # it may not be on the PATH of sudo
         again = shlex.join([str(command) if command.exists() else "peerload", "service", *words])
@@ -90,7 +90,7 @@ def _check_possible(flags: Namespace, words: list[str]) -> None:
 
 
 def _scripts(flags: Namespace) -> Path:
-    """The directory of the scripts. Raises PeerloadError if there is none, or nothing to install."""
+    """The directory of the scripts. Raises PeerloadError if it or the package to install is missing."""
     source = Path(flags.source) if flags.source else None
     if source and (source / "deploy/install").is_file():
         return (source / "deploy").absolute()
@@ -109,7 +109,7 @@ def _scripts(flags: Namespace) -> Path:
 
 
 def _run(script: Path, words: list[str], *, is_quiet: bool) -> int:
-    """Run the script → its exit code. Ctrl-C goes to the script, which undoes what it has begun."""
+    """Run the script → its exit code. Ctrl-C goes to the script, which undoes its changes."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 -- our own script, with arguments of root

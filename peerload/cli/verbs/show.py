@@ -1,4 +1,4 @@
-"""`peerload show` and `trace`: everything about a task; where its time went, on all nodes that had it."""
+"""`peerload show` and `trace`: everything about a task; its timeline, on all nodes that had it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def trace(words: list[str]) -> int:
 
 
 def _one_shown(flags: Namespace) -> dict[str, Any]:
-    """The task that is named, by a connection of its own, since the members of an array are not all read. Raises UsageError."""
+    """The named task, from a separate connection, since not all members of an array are read. Raises UsageError."""
     with AgentConnection(flags.socket) as client:
         part = next(client.stream("show", tasks=[flags.task], at=flags.at), None)
         shown = (client.last if part is None else part)["tasks"]
@@ -136,7 +136,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
 
 def _output(task: dict[str, Any]) -> str:
     if task.get("stdout_bytes") is None and task.get("stderr_bytes") is None:
-        return ""  # it has not ended
+        return ""  # the task has not ended
     sizes = f"{size_text(task.get('stdout_bytes'))} stdout, {size_text(task.get('stderr_bytes'))} stderr"
     if not task.get("output_gone_at"):
         return sizes
@@ -144,15 +144,15 @@ def _output(task: dict[str, Any]) -> str:
 
 
 def _files(files: object, *, ended: bool) -> str:
-    """``3 files, 1.2 MiB; 1.2 MiB fetched, there after 0.4 s; 2 came back, 10 KiB; 1 of them kept beside``."""
+    """Text such as ``3 files, 1.2 MiB; 1.2 MiB fetched in 0.4 s; 2 returned, 10 KiB; 1 of them stored under another name``."""
     if not isinstance(files, dict):
         return ""
     parts = [f"{counted(files['count'], 'file')}, {size_text(files['bytes'])}"]
     if ended:
-        parts.append(f"{size_text(files['fetched_bytes'])} fetched, there after {duration_text(files['staging_s'])}")
-        back = f"{files['returned']} came back, {size_text(files['returned_bytes'])}"
+        parts.append(f"{size_text(files['fetched_bytes'])} fetched in {duration_text(files['staging_s'])}")
+        back = f"{files['returned']} returned, {size_text(files['returned_bytes'])}"
         parts += [back] if files["returned"] else []
-        parts += [f"{files['kept_beside']} of them kept beside"] if files["kept_beside"] else []
+        parts += [f"{files['kept_beside']} of them stored under another name"] if files["kept_beside"] else []
     return "; ".join(parts)
 
 
@@ -186,7 +186,7 @@ def _promise(task: dict[str, Any]) -> str:
     if lease:
         parts.append(f"lease {lease if lease == 'auto' else duration_text(lease)}")
     if task.get("parked"):
-        parts.append("parked: its home was away, and its node has no newer state of it")
+        parts.append("parked: its home was unavailable, and its node has no newer state of it")
     return ", ".join(parts)
 
 
@@ -268,9 +268,9 @@ def _usage(usage: dict[str, Any]) -> str:
 
 
 TASKS_MAX = 64
-"""Bound of tasks whose usage is asked."""
+"""Maximum number of tasks whose usage is fetched."""
 NODE_S_MAX = 1.5
-"""Patience with one node …"""
+"""How long to wait for one node …"""
 ALL_S_MAX = 3.0
 """… and with all of them."""
 AVERAGE_FROM_S = 1.0
@@ -278,7 +278,7 @@ AVERAGE_FROM_S = 1.0
 
 
 def usage_of(socket: str | None, tasks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The current usage of the running tasks by id, as far as their nodes answer (`usage` of docs/wire.md)."""
+    """The current usage of the running tasks by id, without nodes that do not answer (`usage` of docs/wire.md)."""
     running = [task for task in tasks if task.get("state") == "running" and task.get("node")][:TASKS_MAX]
     by_node: dict[str, list[str]] = {}
     for task in running:
@@ -291,14 +291,14 @@ def usage_of(socket: str | None, tasks: Iterable[Mapping[str, Any]]) -> dict[str
         try:
             with AgentConnection(socket, timeout_s=NODE_S_MAX) as client:
                 told = client.call("usage", at=node, tasks=names)["tasks"]
-        except PeerloadError:  # the node is away: the other facts are shown anyway
+        except PeerloadError:  # the node is unavailable: the other facts are shown anyway
             continue
         found |= {str(one.get("id")): one for one in told if isinstance(one, dict)}
     return found
 
 
 def usage_text(usage: Mapping[str, Any], ran_s: float | None) -> str:
-    """``1.9 cpus, 812 MiB, 5 processes; 12.3 s of cpu in all``. ran_s: since its start."""
+    """Text such as ``1.9 cpus, 812 MiB, 5 processes; 12.3 s of cpu in all``. ran_s: seconds since its start."""
     cpu_s, busy = _number(usage.get("cpu_s")), _number(usage.get("cpus_busy"))
     parts = []
     if busy is not None:
@@ -313,7 +313,7 @@ def usage_text(usage: Mapping[str, Any], ran_s: float | None) -> str:
 
 
 def gpus_text(usage: Mapping[str, Any]) -> str:
-    """``GPU 0 3.2 GiB of 8 GiB, 63 % busy with 2 tasks``, for each."""
+    """Text such as ``GPU 0 3.2 GiB of 8 GiB, 63 % busy with 2 tasks`` for each GPU."""
     gpus = usage.get("gpus")
     return "; ".join(_gpu_text(gpu) for gpu in gpus if isinstance(gpu, dict)) if isinstance(gpus, list) else ""
 

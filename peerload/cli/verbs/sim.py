@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 ROUNDS_MAX = 4
-"""Bound on the plays of a scenario, each longer than the one before."""
+"""Maximum number of simulations of one scenario, each longer than the previous one."""
 
-ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FILE"
+ELSEWHERE = "check the free space:  df -h        another file:  peerload sim … --csv FILE"
 
 
 def main(words: list[str]) -> int:
-    """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
+    """Run the verb → 0 also for an unstable system, which is a valid result."""
     flags = sim_flags.reader().read(words)
     if flags.classify:
         return _classify(as_json=flags.json)
@@ -69,10 +69,10 @@ def main(words: list[str]) -> int:
 def _reported(
     flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[str], *, is_one: bool
 ) -> list[PeerloadError]:
-    """Write all files that the flags name, and the answer to stdout → the errors."""
+    """Write all files that the flags name, and the report to stdout → the errors."""
     results = _told(flags, played, words)
     failed = _save(flags, results, is_final=True)
-    if flags.plot and len({told["load"] for told in results}) > 1:  # of an interrupted run there may be one
+    if flags.plot and len({told["load"] for told in results}) > 1:  # an interrupted run may have only one load
         scenarios = [scenario for scenario, _ in played]
         failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
     return failed + _failure("stdout", lambda: _print(flags, results, is_one=is_one))
@@ -85,7 +85,7 @@ def _told(flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[
 
 
 def _save(flags: Namespace, results: list[dict[str, Any]], *, is_final: bool) -> list[PeerloadError]:
-    """Write the CSV and the Parquet file → the errors. Pipes and devices are written at the end only."""
+    """Write the CSV and the Parquet file → the errors. Pipes and devices are written only at the end."""
     failed = []
     for flag, name, write in (
         ("--csv", flags.csv, sim_report.write_csv),
@@ -97,17 +97,17 @@ def _save(flags: Namespace, results: list[dict[str, Any]], *, is_final: bool) ->
 
 
 def _is_replaceable(name: str) -> bool:
-    """True unless this is a pipe or a device, or its directory takes no new file."""
+    """True unless this is a pipe or a device, or its directory is not writable."""
     path = Path(os.path.realpath(name))
     return (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK)
 
 
 def _replace(name: str, results: list[dict[str, Any]], write: Callable[[str, list[dict[str, Any]]], None]) -> None:
-    """Write a file of results; one that can be replaced holds whole rows whenever this process is killed. Raises OSError."""
+    """Write a file of results. A replaceable file is never left with a partial row, even if this process is killed. Raises OSError."""
     if not _is_replaceable(name):
         write(name, results)
         return
-    path = Path(os.path.realpath(name))  # what a link leads to is replaced, not the link
+    path = Path(os.path.realpath(name))  # replace the target of a link, not the link
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(str(part), results)
@@ -138,13 +138,13 @@ def _classify(*, as_json: bool) -> int:
             found = [(kind.replace(f"{time}, ", "").replace(f"{place}, ", ""), names) for kind, names in rows.items()]
             lines += [f"  {place}"] * bool(found)
             lines += [f"    {kind}: {', '.join(names)}" for kind, names in sorted(found)]
-    lines += ["* a baseline, there for comparison"]
+    lines += ["* a baseline, for comparison"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
-    """Report that a file cannot be written; the other files are written all the same."""
+    """Report an error of writing a file, and let the other files be written."""
     try:
         write()
     except BrokenPipeError:
@@ -157,11 +157,11 @@ def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
 def _played(
     flags: Namespace, scenarios: list[Scenario], words: list[str]
 ) -> tuple[list[tuple[Scenario, Outcome]], bool]:
-    """Results of each scenario, and False if they were interrupted: then of those that have any. The CSV and the Parquet file have
-    each result as soon as it is there."""
+    """The results of each scenario, and False if the run was interrupted: then only scenarios with results. The CSV and the Parquet
+    file are updated after each result."""
 
     def save(played: list[tuple[Scenario, Outcome]]) -> None:
-        if flags.csv or flags.parquet:  # what cannot be written is reported at the end, when it is written again
+        if flags.csv or flags.parquet:  # errors are reported at the end, when the files are written again
             _save(flags, _told(flags, played, words), is_final=False)
 
     runs, is_complete = _Runs(flags, scenarios, save), True
@@ -176,7 +176,7 @@ def _played(
 
 
 class _Runs:
-    """All simulations of a command. found: by index of the scenario, what has been simulated, and its outcome. changed: called with
+    """All simulations of a command. found: the simulated scenario and its outcome, by index. changed: called with
     all results so far after each new one."""
 
     def __init__(
@@ -192,7 +192,7 @@ class _Runs:
         return [self.found[index] for index in sorted(self.found)]
 
     def _run(self, scenarios: dict[int, Scenario], replications: int, first: int = 0) -> None:
-        """Simulate scenarios, and keep their results, also if this is interrupted: then rather a complete shorter
+        """Simulate scenarios and store their results. After an interruption, prefer the result of a complete shorter
         run."""
         seed, workers = self._flags.seed, sim_flags.workers(self._flags)
         indices = list(scenarios)
@@ -214,8 +214,8 @@ class _Runs:
         self.found[index] = scenario, outcome(scenario, self._samples[index])
 
     def play(self) -> None:
-        """Simulate all scenarios. One that turns out to have been too short is simulated again, longer, unless its length was
-        given."""
+        """Simulate all scenarios. A run that turns out too short is repeated with more tasks, unless the user set its
+        length."""
         left = dict(enumerate(self._scenarios))
         for _ in range(ROUNDS_MAX):
             self._run(left, self._flags.replications)
@@ -229,7 +229,7 @@ class _Runs:
             self._run(equal, self._flags.replications)
 
     def refine(self, precision: float) -> None:
-        """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
+        """Add replications until the intervals are narrow enough. All scenarios get the same number, so that they stay comparable."""
         done, most = self._flags.replications, sim_flags.REPLICATIONS_MAX
         while (wanted := max(more(outcome_, precision, most) for _, outcome_ in self.found.values())) > done:
             self._run({index: scenario for index, (scenario, _) in sorted(self.found.items())}, wanted - done, done)
@@ -238,7 +238,7 @@ class _Runs:
 
 
 def _check_files(flags: Namespace) -> None:
-    """Check that the output files can be written, before time is spent."""
+    """Check that the output files can be written, before the simulation starts."""
     if flags.plot:
         plot.check(flags.plot, len(flags.loads or flags.load or ()))
     if flags.csv and flags.csv != STDOUT:
@@ -249,7 +249,7 @@ def _check_files(flags: Namespace) -> None:
 
 
 def _print(flags: Namespace, results: list[dict[str, Any]], *, is_one: bool) -> None:
-    """Print the results on stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
+    """Print the results on stdout. If that fails, clears the buffer, prints the text on stderr and raises OSError."""
     if flags.csv == STDOUT:
         text = sim_report.as_csv(results)
     elif flags.json:
@@ -265,5 +265,5 @@ def _print(flags: Namespace, results: list[dict[str, Any]], *, is_one: bool) -> 
     except OSError:
         discard(sys.stdout)
         sys.stdout.flush()
-        sys.stderr.write(text)  # it took long to find out
+        sys.stderr.write(text)  # do not lose results of a long computation
         raise

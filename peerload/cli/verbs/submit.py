@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
                 _print_id(client, reply, spec, ranges, flags, is_each=bool(each))
             except OSError as error:
                 if not isinstance(error, BrokenPipeError):
-                    say(stands)  # the user must learn its id
+                    say(stands)  # the user needs its id
                 raise
             command.warn_if_stranded(client, reply, spec)
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
 
 
 def token(text: str) -> str:
-    """A word that names one submission."""
+    """A token that identifies one submission."""
     if (
         not command.TOKEN_LENGTH_MIN <= len(text) <= command.TOKEN_LENGTH_MAX
         or not text.isascii()
@@ -129,7 +129,7 @@ def _print_id(
 
 
 def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
-    """The command line of each member, if they differ."""
+    """The command line of each member; [] if they are the same."""
     if flags.param or flags.param_file:
         from peerload.cli.map.template import commands_of_parameters
 
@@ -148,11 +148,11 @@ def _shown(each: list[list[bytes]]) -> list[str]:
 
 
 def _why_it_waits(client: AgentConnection, task: str, ranges: list[tuple[int, int, int]]) -> str:
-    """The reason in one line why the task just submitted, or the first of the array, cannot start now; "" if it can."""
+    """The reason in one line why the task just submitted, or the first member of the array, cannot start now; "" if it can."""
     first = f"{task}.{ranges[0][0]}" if ranges else task
     try:
         return shortened(str(client.call("why", task=first).get("summary") or ""), WHY_WIDTH_MAX)
-    except PeerloadError:  # it was submitted all the same
+    except PeerloadError:  # the task is submitted anyway
         return ""
 
 

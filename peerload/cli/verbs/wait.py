@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 NAMES_TASKS = frozenset(("name", "group", "tags"))
-"""Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
+"""Flags that also select ended tasks, so that the exit code includes tasks that failed before the wait began."""
 FAILED_NAMED_MAX = 100
 UNKNOWN_SAID_MAX = 3
-"""Bound of messages about unknown outcomes."""
+"""Maximum number of messages about unknown outcomes."""
 
 
 def main(words: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
                 break
     progress.finish()
     if timed_out:
-        say(f"not ended within {flags.timeout:g} s{away}", "they go on; see:  peerload ls")
+        say(f"not ended within {flags.timeout:g} s{away}", "they continue; see:  peerload ls")
         return messages.TIMED_OUT
     return progress.code
 
@@ -97,7 +97,7 @@ class WaitProgress:
 
     @staticmethod
     def _count(client: AgentConnection, refs: list[str]) -> int | None:
-        """The number of tasks; None if it is not known: the bar does without."""
+        """The number of tasks; None if not known, then the bar shows no total."""
         try:
             return sum(int(client.call("select", tasks=part).get("count") or 0) for part in selection.batches(refs))
         except PeerloadError:
@@ -107,7 +107,7 @@ class WaitProgress:
         """Handle one part of the answer: an end, an unknown outcome, or the state of output files."""
         name = str(task["files"]["id"] if "files" in task else task.get("id", ""))
         what = f"files {name}" if "files" in task else name
-        if what in self._handled:  # repeated after a reconnection
+        if what in self._handled:  # already seen before a reconnection
             return
         if task.get("state") != "unknown":
             self._handled.add(what)
@@ -182,7 +182,7 @@ def _short(ref: str) -> str:
 
 
 def _line(task: dict[str, object]) -> str:
-    """``ws1/3  failed  exit 7  ws2``, with the reason if the code or signal does not say it all."""
+    """Text such as ``ws1/3  failed  exit 7  ws2``, with the reason if the code or signal is not enough."""
     how, reason = exit_text(task), str(task.get("reason") or "")
     if how == "-":
         how = reason

@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
 
 
 def _tokens_of(info: dict[str, Any]) -> Path:
-    """The directory of this user's tokens: in the agent's, if it is this user's."""
+    """The directory of this user's tokens: within the agent's state directory if this user owns the agent."""
     state = Path(info["state"])
     try:
         is_own = state.stat().st_uid == os.geteuid()

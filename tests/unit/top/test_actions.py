@@ -59,8 +59,8 @@ def test_a_retry_is_done_once() -> None:
         (actions.hold([]), "no task is chosen"),
         (actions.hold([task("ws1/1")]), "ws1/1 does not wait: it is running"),
         (actions.release([]), "no task is chosen"),
-        (actions.release([task("ws1/1")]), "ws1/1 is neither held nor has it ended: it is running"),
-        (actions.drain(None, "ws1"), "no node is chosen: Tab goes to the nodes"),
+        (actions.release([task("ws1/1")]), "ws1/1 is neither held nor ended: it is running"),
+        (actions.drain(None, "ws1"), "no node is chosen: press Tab to go to the nodes"),
         (actions.drain(NodeModel(node("ws2", state="dead"), NOW), "ws1"), "ws2 is dead"),
     ],
 )
