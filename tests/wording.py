@@ -164,7 +164,7 @@ class Says(Enum):
     OPEN_TO_OTHERS = "others may read"
     NOT_OURS_ALONE = "not ours alone"
     OPEN_TO_ALL = "open to everybody"
-    NOT_ROOTS = "others than root"
+    NOT_ROOTS = "other than root"
     NOT_A_RECORDING = "not a recording"
     NOT_A_NODES = "not a node's certificate"
     NOT_A_CERTIFICATE = "not a readable certificate"
