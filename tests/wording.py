@@ -137,7 +137,7 @@ class Says(Enum):
     NO_MATCH = "no task matches"
     ROWS_MAX = "no more than {} rows"
     RELOADED = "reloaded: in force now: {}; from the next start on: {}"
-    NOT_RELOADED = "not reloaded, what was in force stays"
+    NOT_RELOADED = "not reloaded, the previous settings stay in force"
     CHECK_FAILED = "the check itself failed"
     OWN_USER_ONLY = "serves its own user only"
     FROM_ANOTHER_NODE = "came from {}"
