@@ -1,7 +1,7 @@
 """The launcher: one small process that starts, freezes, stops and reaps the tasks of a node, and outlives the agent.
 
-Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent, and speaks protocol.py. No message of an agent can end
-the launcher: after a malformed request, it closes the connection.
+Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent, and speaks protocol.py. A malformed request of the agent
+ends only its connection, not the launcher.
 
 Tasks end with their launcher: its watchdog kills them immediately, and a new launcher first kills the tasks that its predecessor
 has left, and then answers. All processes of a task are in its unit (containment.py). One thread, epoll over sockets and pidfds;
