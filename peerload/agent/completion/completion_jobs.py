@@ -212,7 +212,7 @@ def _is_of_files(state: str, reason: str) -> bool:
 
 
 class JobNotDue(Exception):
-    """The task of this job still has a process here: the job is not due."""
+    """The core still has the task of this job, since it may have a process: the job is not due."""
 
 
 # -- output files ------------------------------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ class StoreReader:
             return reader.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
 
     def behind(self, path: Path, damaged: Sequence[ArrayRow]) -> list[ArrayRow]:
-        """The rows of the other members of these rows, whose first member cannot be read; for another thread."""
+        """The rows of the members after the first one of each of these rows, which cannot be read; for another thread."""
         found: list[ArrayRow] = []
         for row in damaged:
             counter, member, state = row.first[0], row.first[1], row.first[3]
