@@ -1,8 +1,8 @@
 """Accounts of this machine, and the work that the agent does for the user of a task: checks of directories, and output files.
 
 In system mode the launcher, which is root, checks and writes as the user; the agent of one user does both itself. A thread
-looks at a directory of this node, since a dead network mount hangs. Other nodes are asked over the peer link when a task is
-submitted, so that its user learns at once which of them cannot take it.
+checks directories of this node, since a dead network mount hangs. Other nodes are asked over the peer link when a task is
+submitted, so that its user learns immediately which of them cannot run it.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 
 KEPT_S = 10.0
-"""An answer of the database counts for so long: it may be far away, and the loop waits for it."""
+"""Time for which an answer of the account database is cached: it may be remote, and the loop waits for it."""
 ACCOUNTS_KEPT_MAX = 1024
 SYSTEM_UIDS_BELOW = 1000
-"""Accounts below are those of the system and its services, not of people."""
+"""Accounts below belong to the system and its services, not to people."""
 CHECK_S_MAX = 2.0
-"""Timeout of a look; then the file system does not answer."""
+"""Timeout of a check, after which the file system counts as stalled."""
 SEEN_S = 2.0
-"""Lifetime of an existing directory in the cache, so that a burst of tasks looks once."""
+"""Lifetime of an existing directory in the cache, so that a burst of tasks needs one check."""
 KEPT_MAX = 256
 LOOKS_MAX = 32
-"""Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
-refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
+"""Maximum number of concurrent checks. A check that hangs in a dead mount keeps its thread. Meanwhile, requests for further
+directories are refused, but no other work has to wait, and neither has the end of the agent."""
 NODES_ASKED_MAX = 64
-"""Bound on the nodes that are asked about the directory of one submission."""
+"""Maximum number of nodes that are asked about the directory of one submission."""
 ANSWER_S_MAX = 0.5
-"""Timeout of their answers; a later answer counts for the next submission."""
+"""Timeout of their answers; a later answer is used for the next submission."""
 ANSWER_ELSEWHERE_S_MAX = 5.0
-"""Timeout of the answers about a task that this node can never run: they decide whether its directory travels."""
+"""Timeout of the answers about a task that this node can never run: they decide whether its directory is sent along."""
 HERE_S = 60.0
 """Time for which a node that has the directory is not asked again."""
 MISSING_S = 2.0
@@ -69,16 +69,14 @@ POLICY = "policy: "
 BUSY = "busy: "
 LATE = "it was not done within "
 ANSWER_KEPT_S = 2.0
-"""Lifetime of an answer, so that a burst of tasks asks once."""
+"""Lifetime of an answer, so that a burst of tasks needs one query."""
 USER_ANSWERS_KEPT_MAX = 4096
 FILE_CHECK_S_MAX = 2.0
-"""A directory that cannot be looked at for so long is refused."""
+"""Time limit for a check of the directory of an output file, after which the file is refused."""
 FILE_CHECKS_MAX = 32
 _LETTERS = re.compile(rb"%(.?)", re.DOTALL)
 _KNOWN = b"jAaxN%"
-_SAYS = (
-    "%j is the number of the task, %A that of its array, %a its member's, %x its name, %N the node it ran on, %% a %"
-)
+_SAYS = "%j is the number of the task, %A of its array, %a of its member, %x its name, %N the node it ran on, %% a %"
 
 
 class Account(NamedTuple):
@@ -91,10 +89,10 @@ class Account(NamedTuple):
 
 
 class Accounts:
-    """Looks accounts up by number alone, since the operating system vouches for numbers only; for one thread alone.
+    """Looks accounts up only by number, since the operating system vouches only for numbers; for one thread alone.
 
-    The groups are those that the database gives the account now, not those that a process has: a user who was taken out of a group
-    is out of it here within KEPT_S, whatever is still running, and one who was put in need not log in anew.
+    The groups are those that the database lists now, not those of a process. A user who was removed from a group loses access
+    here within KEPT_S, even with processes that still run, and one who was added need not log in again.
     """
 
     def __init__(self) -> None:
@@ -144,14 +142,14 @@ def _looked_up(uid: int) -> Account:
 
 
 class FileSystemStalled(SlowDown):
-    """Error: a file system did not answer whether a directory is there."""
+    """A file system did not answer whether a directory exists."""
 
 
 class DirectoryCache:
-    """Looks at directories, one look at a time for each, and remembers existing ones for a moment."""
+    """Checks directories, at most one check at a time for each, and caches existing ones for a moment."""
 
     def __init__(self, inbox: Inbox) -> None:
-        """inbox: gets `DirectoryFound` for a directory that turns out to exist after its look has timed out."""
+        """inbox: gets `DirectoryFound` for a directory that turns out to exist after its check has timed out."""
         self._inbox = inbox
         self._late: set[bytes] = set()
         self._seen: dict[bytes, float] = {}
@@ -159,13 +157,13 @@ class DirectoryCache:
         self._looks: dict[bytes, asyncio.Future[str | None]] = {}
 
     def seen_lately(self, directory: bytes) -> bool:
-        """True if it was there a moment ago; SCRATCH always is."""
+        """True if the directory existed a moment ago; SCRATCH always does."""
         seen_s = self._seen.get(directory)
         return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
 
     async def look(self, directory: bytes) -> bool:
-        """Look whether the directory exists here and may be entered. Raises SlowDown, which says nothing about the
-        directory, if too many others are being looked at or no thread can be made; FileSystemStalled if the file
+        """Check whether the directory exists here and may be entered. Raises SlowDown, which says nothing about the
+        directory, if too many checks are running or no thread can be made; FileSystemStalled if the file
         system does not answer."""
         if directory == SCRATCH:
             return True
@@ -174,13 +172,13 @@ class DirectoryCache:
             if len(self._looks) >= LOOKS_MAX:
                 raise SlowDown("too many checks of working directories at once", why=f"{LOOKS_MAX} are running")
             found = self._start(directory)
-        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
+        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same check
             self._late.add(directory)
             raise stalled(directory)
         return found.result() is not None
 
     def identity_of(self, directory: bytes) -> str:
-        """Identity that distinguishes it from a directory of that name elsewhere, as it was at the last look; "" = not known."""
+        """Identity at the last check, which distinguishes it from directories of that name elsewhere; "" = unknown."""
         return self._identities.get(directory, "")
 
     def _start(self, directory: bytes) -> asyncio.Future[str | None]:
@@ -214,13 +212,13 @@ def stalled(directory: bytes) -> FileSystemStalled:
 
 
 class DirectoryQueries:
-    """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
+    """Asks other nodes whether they would run tasks in a directory, and remembers the queries for a moment.
 
-    What a node answers is for the core to remember (`Membership`).
+    The core stores the answers (`Membership`).
     """
 
     def __init__(self, links: PeerLinks, *, freezes: bool = False) -> None:
-        """links: carry questions and answers. freezes: a directory that differs on other nodes is to travel with the task."""
+        """links: carry queries and answers. freezes: a directory that differs on other nodes has to be sent with the task."""
         self._links = links
         self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
@@ -229,8 +227,8 @@ class DirectoryQueries:
         self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str, *, decides: bool = False) -> None:
-        """Query the nodes whose answer has expired. Returns when all have answered, after ANSWER_S_MAX at the
-        latest; ANSWER_ELSEWHERE_S_MAX if their answer ``decides`` whether the directory travels."""
+        """Query the nodes whose answer has expired. Returns when all have answered, at the latest after ANSWER_S_MAX, or
+        ANSWER_ELSEWHERE_S_MAX if the answers decide whether the directory is sent along (``decides``)."""
         if directory == SCRATCH:
             return
         now_s = time.monotonic()
@@ -244,7 +242,7 @@ class DirectoryQueries:
         if waits_for := {key: loop.create_future() for key in keys if key in self._awaited}:
             for key, future in waits_for.items():
                 self._awaited[key].append(future)
-            ask_again_after_s = 0.0  # the client is gone: the next one asks again
+            ask_again_after_s = 0.0  # the client has disconnected: the next one asks again
             try:
                 await asyncio.wait(waits_for.values(), timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
                 ask_again_after_s = MISSING_S
@@ -258,7 +256,7 @@ class DirectoryQueries:
         self._links.send(node, answer)
 
     def answer_received(self, node: str, answer: DirectoryTold) -> bool:
-        """Take the answer of a node. False if it was not asked lately."""
+        """Process the answer of a node. → False if it was not asked recently."""
         key = (node, answer.directory, answer.user)
         if key not in self._fresh_until_s:
             return False
@@ -275,7 +273,7 @@ class DirectoryQueries:
 
     def check_same(self, nodes: Sequence[str], spec: TaskSpec, identity: str) -> None:
         """Check the working directory of a task that could run on these nodes. identity: of the directory here. Raises
-        SnapshotWanted if it is to travel where it differs, and one of the nodes has said that it does."""
+        SnapshotWanted if a differing directory has to be sent along, and one of the nodes has reported a difference."""
         for node in nodes[:NODES_ASKED_MAX] if self._freezes and spec.directory != SCRATCH else ():
             answer = self._answers.get((node, spec.directory, spec.user))
             if answer is not None and (answer.code == "directory" or ("" != answer.identity != identity != "")):
@@ -297,7 +295,7 @@ def _may_enter(directory: bytes) -> bool:
 
 
 class TaskUser(NamedTuple):
-    """A task's user: the home, what that calls its submitter, and the uid of that there; -1 where it is not known."""
+    """A task's user: the home, and name and uid of the submitter there; -1 for an unknown uid."""
 
     home: str
     user: str
@@ -329,8 +327,8 @@ class UserServices:
         return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
 
     async def objection(self, task_user: TaskUser, directory: bytes) -> tuple[str, bool]:
-        """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
-        it. Raises SlowDown if neither is known now; FileSystemStalled if the file system of the directory does not
+        """The reason why this node runs no tasks of this user ("" = it does), and True if the directory exists for this
+        user. Raises SlowDown if neither is known now; FileSystemStalled if the file system of the directory does not
         answer."""
         if not self.is_system:
             return "", await self._directories.look(directory)
@@ -352,12 +350,12 @@ class UserServices:
         return "", not why
 
     def identity_of(self, directory: bytes) -> str:
-        """The identity of a directory of this node that was looked at; "" = not known."""
+        """The identity of a checked directory of this node; "" = unknown."""
         return self._directories.identity_of(directory)
 
     async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
-        """True if the directory of a submitted task is there for its user, or was a moment ago. False also if this node
-        does not run tasks of that user, or the file system does not answer: other nodes may run the task."""
+        """True if the directory of a submitted task exists for its user, or did a moment ago. Also False if this node
+        does not run tasks of this user, or the file system does not answer: other nodes may run the task."""
         submitter = self.submitter(spec, terms)
         try:
             return self.seen_lately(submitter, spec.directory) or (await self.objection(submitter, spec.directory))[1]
@@ -382,7 +380,7 @@ class UserServices:
     async def append(
         self, spec: TaskSpec, terms: SubmitOptions, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
     ) -> None:
-        """Put parts of captured files into a file of the submitter's, from the place ``at`` on (`append_output`). Raises
+        """Write parts of captured files into a file of the submitter, from the offset ``at`` on (`append_output`). Raises
         FileChanged, OSError, PeerloadError."""
         if not self.is_system:
             await in_own_thread(lambda: append_output(path, segments, spec.umask, at, ends=ends))
@@ -397,16 +395,16 @@ class UserServices:
 
 
 Segment = tuple["Path", int, int]
-"""A part of a captured file: the file, and from where to where."""
+"""A part of a captured file: the file, first byte and end."""
 
 
 # -- output files: `submit -o FILE -e FILE` ----------------------------------------------------------------------------
-# They grow while the task runs (`completion_jobs.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
+# They grow while the task runs (`completion_jobs.py`). A link is followed, as with a shell's ``>``. Old content is cut off, and
 # permissions are kept.
 
 
 def output_path(pattern: bytes, counter: int, member: int, name: str, node: str) -> bytes:
-    """The path that a pattern stands for. In names from elsewhere a ``/`` becomes ``_``, so that none leads elsewhere."""
+    """The path that a pattern stands for. A ``/`` in task or node names becomes ``_``, so that the directory stays the same."""
     array = str(counter)
     values = {
         b"j": array if member == SINGLE else f"{array}.{member}",
@@ -424,8 +422,8 @@ def output_patterns(terms: SubmitOptions) -> list[bytes]:
 
 
 def check_output_patterns(terms: SubmitOptions, members: int) -> None:
-    """Check the names of output files. Raises BadRequest for one that no file can have. members: how many tasks there are, 0 =
-    one that is in no array."""
+    """Check the names of output files. Raises BadRequest for an invalid one. members: number of tasks in the array, 0 = no
+    array."""
     for pattern in output_patterns(terms):
         shown = pattern.decode("utf-8", "backslashreplace")
         directory, slash, name = pattern.rpartition(b"/")
@@ -443,12 +441,13 @@ def check_output_patterns(terms: SubmitOptions, members: int) -> None:
             raise BadRequest(f"{shown} is a directory", hint=f"name a file in it:  {shown.rstrip('/.')}/out-%j")
         if members > 1 and not {b"a", b"j"} & set(letters):
             raise BadRequest(
-                f"all {members} members would write {shown}, one over the other",
+                f"all {members} members would write to {shown} and overwrite each other",
                 hint="put %a into its name: the number of the member",
             )
         if not members and b"a" in letters:
             raise BadRequest(
-                f"%a in {shown} stands for a member of an array, and this is none", hint="%j  is its number"
+                f"%a in {shown} is the number of an array member, and this task is in no array",
+                hint="%j  is its number",
             )
 
 
@@ -456,14 +455,14 @@ def check_output_patterns(terms: SubmitOptions, members: int) -> None:
 
 
 class WritableChecks:
-    """Looks whether files can be written, a bounded number at a time."""
+    """Checks that files can be written, a limited number at a time."""
 
     def __init__(self) -> None:
         self._under_way = 0
 
     async def look(self, terms: SubmitOptions) -> None:
-        """Raises BadRequest, if the directory of a file is not there or may not be written to, or a file that has no
-        placeholder in its name is none; SlowDown if too many are being looked at."""
+        """Raises BadRequest if the directory of a file does not exist or must not be written to, or an existing path without
+        a placeholder is no regular file; SlowDown if too many checks are running."""
         wanted = output_patterns(terms)
         if not wanted:
             return
@@ -499,7 +498,7 @@ def _check(wanted: Sequence[bytes]) -> None:
 
 
 def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
-    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does, but follow links. Raises
+    """Write these parts of captured files into the file ``path``, as `write_as_user.append` does, but follow links. Raises
     FileChanged, OSError, PeerloadError."""
     with contextlib.ExitStack() as opened:
         parts: list[tuple[int, int, int]] = []
@@ -550,13 +549,13 @@ NETWORK_TYPES = frozenset(
         "smb3",
     ]
 )
-"""File systems whose source names the same files on every machine. 9p and virtiofs do not: each host gives its names."""
+"""File systems whose source means the same files on every machine. 9p and virtiofs do not: each host assigns names."""
 _LOCAL = re.compile(rb"[\w.-]*@?(localhost|127\.|\[?::1)")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 def identity_of(directory: bytes) -> str:
-    """A digest that is the same where the directory is the same; "" if that cannot be told. It may block in a dead mount."""
+    """A digest that is equal on two nodes if the directory is the same; "" if unknown. May block in a dead mount."""
     try:
         table = Path("/proc/self/mountinfo").read_bytes()
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
@@ -576,7 +575,9 @@ def identity_in(table: bytes, boot: bytes, path: bytes) -> str:
             continue
         point = _plain(fields[4]).rstrip(b"/")
         inside = path == point or path.startswith(point + b"/")
-        if inside and (found is None or len(point) >= found[0]):  # of two at one place the later one is above
+        if inside and (
+            found is None or len(point) >= found[0]
+        ):  # of two mounts at one place, the later one hides the other
             found = len(point), fields[2], kind, _plain(fields[3]).rstrip(b"/") + path[len(point) :].rstrip(b"/")
     if found is None:
         return ""
@@ -589,8 +590,8 @@ def identity_in(table: bytes, boot: bytes, path: bytes) -> str:
 
 
 def mount_point(path: bytes) -> bytes:
-    """The mount point of an absolute path, by its names alone, so that a dead mount does not hang it; what hangs in one mount holds
-    up no other."""
+    """The mount point of an absolute path, determined only by its text, so that a dead mount does not hang the call: work in one
+    mount must not block another."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
         points = {_plain(fields[4]) for fields in map(bytes.split, lines) if len(fields) > 4}  # noqa: PLR2004 -- proc(5)

@@ -1,7 +1,7 @@
-"""The agent: one inbox, one consumer that owns the `Node`, and the I/O around it; its life from start to stop in one file.
+"""The agent: one inbox, one consumer that owns the `Node`, and the I/O around it; start and stop are in this one file.
 
-`Daemon._build` is the composition root: it builds every part of the agent, each from those before it. Sockets, MQTT, timers,
-process exits and sensors only put events into the inbox; what is done with them is `effects.py`'s. Nothing here decides
+`Daemon._build` is the composition root: it builds every part of the agent, each from earlier ones. Sockets, MQTT, timers,
+process exits and sensors only put events into the inbox; `effects.py` carries out the resulting actions. Nothing here decides
 anything about tasks.
 """
 
@@ -110,23 +110,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 RESTART = -1
-"""Result of `Daemon.run` when the agent is to be started again."""
+"""Result of `Daemon.run` when the agent has to be started again."""
 AHEAD_S = 0.2
-"""Expected work that the launcher has ahead for each slot."""
+"""Expected duration of the tasks that the launcher has queued for each slot."""
 FAR_ANSWER_S = 1.0
-"""Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
+"""Timeout of answers where nodes are far apart (`gossip = "wan"`); longer than a round trip."""
 CONTROLS_S_MAX = 5.0
-"""Patience with drivers that set the power of this machine, or put it back."""
+"""Time limit for drivers to set or restore the power controls of this machine."""
 STOP_S_MAX = 5.0
-"""Bound on a polite stop; then what is left is cut."""
+"""Time limit for an orderly stop, after which remaining work is cancelled."""
 
 
 MEMORY_LOOK_EVERY_S = 4.0
 TASKS_FROZEN_MIN = 20_000
-"""Number of new tasks that are frozen at a time. Memory is given back when as many have ended, and more than are
+"""Number of new tasks that are frozen at a time. Memory is returned when as many tasks have ended, and more than are
 left."""
 YOUNG_GENERATIONS = 1
-"""The generations of the collector that are small, however many tasks there are."""
+"""The generations of the garbage collector that stay small, however many tasks there are."""
 
 
 class Daemon:
@@ -142,9 +142,9 @@ class Daemon:
         manager: ServiceManager | None = None,
         load: Load | None = None,
     ) -> None:
-        """preset: of ``config.policy``. gpu_library: a module with the interface of `pynvml`; None: the driver of this machine. origins: the source of each
-        setting. files_max: how many files a task may have open unless it asks for more, 0 = as many as the agent. manager: the
-        service manager that started this process, None: none did. load: reads the settings again."""
+        """preset: from ``config.policy``. gpu_library: a module with the interface of `pynvml`; None: the driver of this machine.
+        origins: the source of each setting. files_max: default limit of open files of a task, 0 = that of the agent. manager: the
+        service manager that started this process, None: none. load: reads the settings again."""
         self.config = config
         self._preset = preset
         self._gpu_library = gpu_library
@@ -166,13 +166,13 @@ class Daemon:
         try:
             return await self._run(loop)
         except Exception:
-            if self._is_up and self._has_lost_its_state:  # any error may come of the missing files
+            if self._is_up and self._has_lost_its_state:  # the missing files may cause any error
                 raise self._state_is_gone() from None
             raise
         finally:
             workers.shutdown()
             self._lookups.shutdown()
-            loop.set_default_executor(cast("Any", None))  # to end it the loop would make one more thread
+            loop.set_default_executor(cast("Any", None))  # the loop would start another thread to shut it down
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         config = self.config
@@ -270,7 +270,7 @@ class Daemon:
         self.security = SecurityEvents(self.info.counters, self.event_log)
 
     def _open_credentials(self, cluster: ClusterDirectory, state: Path) -> TrustStore:
-        """Read the certificate of this node, and which nodes it trusts. Raises ConfigError."""
+        """Read the certificate of this node, and the nodes that it trusts. Raises ConfigError."""
         trust = TrustStore(cluster, state / "trust")
         life = timedelta(seconds=self.config.certificate_s)
         self.tls = Credentials(cluster, self.config.node, state / "tls", life, trust)
@@ -287,7 +287,7 @@ class Daemon:
         return trust
 
     def _build(self, state: Path, cluster: ClusterDirectory, trust: TrustStore) -> None:  # noqa: PLR0915 -- a line a part
-        """Build the parts of the agent, each from those before it. Nothing runs yet, and nothing comes in."""
+        """Build the parts of the agent, each from earlier ones. Nothing runs yet, and nothing is received."""
         config, info, run = self.config, self.info, self.run_state
         background = runtime.BackgroundTasks(run)
         store, outbox, event_log, security = self.store, self.outbox, self.event_log, self.security
@@ -361,7 +361,7 @@ class Daemon:
             bus_events = event_sources.BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
             self.bus = MqttBus(config, local, bus_events, security, broker_tls, self._lookups)
 
-        # Clients: what waits for answers of the core, the views, the verbs, the path of a request
+        # Clients: waits for answers of the core, the views, the verbs, the path of a request
         task_ids = TaskIds(store, config.node)
         reads = DurableReads(store, outbox, event_log)
         access = Authorization(info, store, node.executor, security)
@@ -448,7 +448,7 @@ class Daemon:
     # -- start and stop ------------------------------------------------------------------------------------------------
 
     async def _serve_under_controls(self, controls: PowerControls, serve: Coroutine[Any, Any, None]) -> None:
-        """Serve while the controls of power that are set are in force; those that an earlier start has left are put back first."""
+        """Serve while the configured power controls are in force. Controls left by an earlier start are restored first."""
         settings = self.config.energy
         try:
             if controls.are_wanted(settings):
@@ -468,7 +468,7 @@ class Daemon:
         try:
             await self._serve_clients_and_peers(loop, launcher, started)
         except BaseException:
-            if not self._is_up:  # a start that failed leaves nothing behind
+            if not self._is_up:  # after a failed start, nothing is left behind
                 if not launcher.running:
                     await self.launcher.stop_all()
                 await self.launcher.close()
@@ -487,7 +487,7 @@ class Daemon:
         consumer = effects.Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
         price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
         self._begin(kept, launcher, await price_feed.first())
-        del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
+        del kept  # the rows of a million tasks take half a gigabyte, and this coroutine runs as long as the agent
         if self.disk.state != "ok":
             self.disk.report("at the agent's start", self.inbox, self.event_log)
         async with asyncio.TaskGroup() as group:
@@ -543,7 +543,7 @@ class Daemon:
                 task.cancel()
 
     def _up(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
-        """Clients and peers reach the agent from here on → its duties to a service manager."""
+        """From here on, clients and peers reach the agent → its notifications to a service manager."""
         assert self.launcher is not None
         self._is_up = True
         settings = (
@@ -565,12 +565,12 @@ class Daemon:
         return service
 
     async def _recovered(self) -> events.AgentStarted:
-        """Read the durable state, and check whether the directories of waiting tasks are here now. A directory that
-        cannot be checked, because too many others hang, counts as here: a start that fails reports it."""
+        """Read the durable state, and check whether the directories of waiting tasks exist here. A directory that
+        cannot be checked, because too many others hang, counts as existing: a failing start of the task reports it."""
         kept = self.store.recover()
         self.info.notices += preflight.report_damage(self._damage, self.store, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
-        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
+        of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million tasks share spec and terms
         waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
         for row in waiting:
             alike = id(row.spec), id(row.terms)
@@ -595,7 +595,7 @@ class Daemon:
     def _begin(
         self, kept: events.AgentStarted, launcher: events.LauncherReady, prices: tuple[tuple[float, float], ...]
     ) -> None:
-        """Give the core its first event: the durable state and the running processes."""
+        """Pass the core its first event: the durable state and the running processes."""
         self.inbox.put(
             msgspec.structs.replace(
                 kept,
@@ -635,7 +635,7 @@ class Daemon:
                     if self.run_state.ending is not runtime.Ending.RESTART:
                         self.launcher.retire()
                 elif self._has_lost_its_state:
-                    self.launcher.retire()  # no agent will ever ask for its tasks
+                    self.launcher.retire()  # no other agent will ask for its tasks
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
         self.samples.write()
@@ -681,8 +681,8 @@ def _core_config(config: AgentConfig) -> CoreConfig:
 
 
 def _write_exit_reason(socket: str, error: PeerloadError) -> None:
-    """Write why the agent ends into a file beside its socket, for whoever types the next command. If it cannot be written, the log
-    alone has the reason."""
+    """Write why the agent ends into a file beside its socket, for the next command of a user. If this fails, only the log
+    has the reason."""
     what = str(error.says if isinstance(error, ConfigError) else error)
     text = " ".join(what.split()) + "\n" + " ".join(error.hint.split()) + "\n"
     with contextlib.suppress(OSError):
@@ -703,16 +703,16 @@ def _exit_reason_path(socket: str) -> Path:
 
 
 async def watch_memory(node: Node) -> None:
-    """Keep the memory of many tasks out of the garbage collector while they are there, and give it back to the machine when they
-    have ended; until cancelled.
+    """Keep many tasks out of the garbage collector, and return their memory to the machine when they have ended; until
+    cancelled.
 
-    A full collection looks at every task, which stops the event loop for seconds where there are a million; so tasks that have come
-    are frozen (`gc.freeze`). Tables keep the size that they had at most, and the allocator keeps what it has freed for later. After
-    a million tasks that is more than a gigabyte, which is given back when most tasks have ended and no more are ending just now.
-    What stays is whole arenas of the interpreter (1 MiB) in which something younger lives on.
+    A full collection visits every task, which stops the event loop for seconds with a million tasks, so new tasks are frozen
+    (`gc.freeze`). Tables keep their maximum size, and the allocator keeps freed memory for later. After a million tasks this is
+    more than a gigabyte, which is returned when most tasks have ended and no more are ending right now. Whole arenas of the
+    interpreter (1 MiB) stay allocated if they contain younger objects.
     """
     most = before = frozen = 0
-    await asyncio.to_thread(runtime.trim_memory)  # memory that was used by the start alone
+    await asyncio.to_thread(runtime.trim_memory)  # memory that only the start has used
     while True:
         await runtime.next_tick(MEMORY_LOOK_EVERY_S)
         tasks = len(node.home.tasks)
@@ -721,13 +721,13 @@ async def watch_memory(node: Node) -> None:
             frozen = tasks
             gc.collect(YOUNG_GENERATIONS)
             gc.freeze()
-            await asyncio.to_thread(runtime.trim_memory)  # tables that were replaced by larger ones
+            await asyncio.to_thread(runtime.trim_memory)  # memory of tables that were replaced by larger ones
         elif tasks >= before and most - tasks >= max(TASKS_FROZEN_MIN, tasks):
             most = frozen = tasks
             node.shrink()
             if tasks < TASKS_FROZEN_MIN:
                 gc.unfreeze()
-            gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
+            gc.collect()  # also empties the free lists of the interpreter, which keep whole arenas
             gc.freeze()
             await asyncio.to_thread(runtime.trim_memory)
         before = tasks

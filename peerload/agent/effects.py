@@ -1,7 +1,7 @@
-"""Effects: the consumer has the node decide each event of the inbox, in order, and carries out the actions that it decides on.
+"""Effects: the consumer passes each event of the inbox to the node, in order, and carries out the resulting actions.
 
-Outward actions are carried out as soon as the rows before them are durable. `Performer` has each action done by the object that
-owns that kind of effect. What a batch of events has changed goes to the store together, at its end. Nothing here decides anything
+Outward actions are carried out as soon as the rows before them are durable. `Performer` passes each action to the object that
+owns that kind of effect. The rows of a batch of events go to the store together, at its end. Nothing here decides anything
 about tasks.
 """
 
@@ -61,7 +61,7 @@ log = logging.getLogger("peerload.agent")
 
 @dataclass(eq=False, repr=False)
 class Consumer:
-    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded."""
+    """The one consumer of the inbox. recorder: records every event with its decisions; None: nothing is recorded."""
 
     _node: Node
     _performer: Performer
@@ -71,12 +71,12 @@ class Consumer:
     _has_failing_policy: bool = field(default=False, init=False)
 
     async def run(self, inbox: Inbox) -> None:
-        """Handle events as they come, until cancelled."""
+        """Handle events as they arrive, until cancelled."""
         while True:
             self.consume(await inbox.turn())
 
     def consume(self, batch: list[Event]) -> None:
-        """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
+        """Handle some events, in order. A bug ends the agent; only durable decisions have taken effect then."""
         try:
             for event in events.together(batch) if len(batch) > 1 else batch:
                 if self._run.has_failed:
@@ -84,7 +84,7 @@ class Consumer:
                 self._performer.perform(event, self._decide(event))
         except InvariantBroken as error:
             log.critical("invariant broken: what=%s story=%s", error.what, error.story)
-            self._run.fail("a rule of its own was broken")
+            self._run.fail("an internal invariant was broken")
         except Exception as error:  # crash-only: a bug must not leave half a decision behind
             log.exception("bug in a decision or an effect")
             self._run.fail(f"a bug: {error!r}")
@@ -116,26 +116,26 @@ class Consumer:
 
 
 INLINE_BYTES_MAX = 48 << 10
-"""Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
+"""Maximum size of output that is sent in the RESULT; more is fetched over a separate connection."""
 FOUND_AT_A_TIME = 25
-"""Tasks looked up on disk, some microseconds each, before others get their turn."""
+"""Number of tasks looked up on disk, some microseconds each, before other work gets its turn."""
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 CLOCKS_DIFFER_S = 0.001
-"""Timers that come earlier than this are set again."""
+"""Timers that expire too early by more than this are set again."""
 ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
-"""Rows about which more is done than to keep them."""
+"""Types of rows that have further effects when they are durable."""
 STARTS = (events.AgentStarted, events.LauncherReady)
 COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
-"""Periodic timers of gossip, which come with the agent's other periodic work, as do long pauses of a node that looks for work; all
-that wait for an answer are exact."""
+"""Periodic timers of gossip, which expire together with the agent's other periodic work, as do long pauses of a node that looks for
+work; all timers that wait for an answer are exact."""
 BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
-"""Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
+"""Timers that continue work on many tasks, some at a time; they wait while the disk is behind."""
 
 
 @dataclass(eq=False, repr=False)
 class Performer:
-    """The performer of actions: has each one carried out by the object that owns that kind of effect, outward ones when they may
-    be seen."""
+    """The performer of actions: passes each one to the object that owns that kind of effect, outward ones when they may become
+    visible."""
 
     _outbox: Outbox
     _timers: Timers
@@ -161,8 +161,8 @@ class Performer:
             self._tasks.adopt(is_first=is_first)
 
     def _send(self, action: actions.Send) -> None:
-        """Send a message when the rows that it depends on are durable: renewed leases wait for those of their own tasks, and
-        what promises nothing for none."""
+        """Send a message when the rows that it depends on are durable: renewed leases depend only on rows of their own tasks, and
+        messages that promise nothing depend on none."""
         act = partial(self._peers.send, action.dst, action.message)
         if isinstance(action.message, RenewOk):
             self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
@@ -191,7 +191,7 @@ class Performer:
     """All that cannot be seen from outside; messages, some of which wait for no row; and the rows themselves."""
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        match action:  # the frequent ones first
+        match action:  # frequent ones first
             case actions.TaskChanged():
                 self._clients.tasks.changed(action)
             case actions.MembersCancelled():
@@ -247,13 +247,13 @@ class Performer:
                 assert_never(action)
 
     async def drained(self, inbox: Inbox) -> None:
-        """Wait until everything decided is durable and out."""
+        """Wait until all decisions are durable and carried out."""
         self._records.journal.settle()
         while len(inbox) or self._outbox.held:
             durable = asyncio.Event()
             self._outbox.when_durable(durable.set)
             await durable.wait()
-            await asyncio.sleep(0)  # the consumer takes what is in the inbox
+            await asyncio.sleep(0)  # lets the consumer empty the inbox
 
     async def close(self) -> None:
         self._timers.close()
@@ -261,7 +261,7 @@ class Performer:
 
 
 class Timers:
-    """The timers of the core, which put `TimerExpired` into the inbox. clock: gives this moment."""
+    """The timers of the core, which put `TimerExpired` into the inbox. clock: returns the current time."""
 
     def __init__(self, inbox: Inbox, outbox: Outbox, clock: Callable[[], Instant] = now) -> None:
         self._inbox = inbox
@@ -272,7 +272,7 @@ class Timers:
         self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
 
     def set(self, action: actions.SetTimer) -> None:
-        """Start a timer, or restart it with another moment."""
+        """Start a timer, or restart it with another time."""
         known = self._timers.get(action.timer)
         if known is not None:
             known.cancel()
@@ -319,15 +319,15 @@ class RecordEffects:
     _jobs: CompletionJobs
     _background: BackgroundTasks
     _wanted: dict[str, None] = field(default_factory=dict, init=False)
-    """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
+    """Tasks that wait to be looked up for the core."""
 
     def kept(self, row: Row) -> None:
-        """Begin completion jobs as soon as they are durable."""
+        """Start completion jobs when their rows are durable."""
         if isinstance(row, actions.PutChores):
             self._outbox.when_durable(self._jobs.wake)
 
     def note(self, event: actions.PutEvent) -> None:
-        """Keep an event; what the core refuses for a security rule is counted and bounded as all such events are."""
+        """Log an event; refusals of the core by a security rule are counted and bounded like all such events."""
         if event.what == "security":
             self._security.report(event.state, event.node, event.reason)
         else:
@@ -341,8 +341,8 @@ class RecordEffects:
             self._background.start(self._look_up())
 
     async def _look_up(self) -> None:
-        """Look up all that are wanted, each as it stands when its turn comes. A task that cannot be read is not reported, and
-        asked for again."""
+        """Look up all requested tasks, each in its state at that time. A task that cannot be read is not reported; the core
+        requests it again."""
         while self._wanted:
             found = []
             for task in list(itertools.islice(self._wanted, FOUND_AT_A_TIME)):
@@ -375,7 +375,7 @@ class PeerEffects:
 
     def send(self, dst: str, message: LinkMessage) -> None:
         """Send a message over the peer link; advice over MQTT while both ends are on it, unless their link carries tasks now:
-        over an open link it costs less than over the broker, and one is not made for advice."""
+        an open link costs less than the broker, but no link is opened only for advice."""
         if isinstance(message, ADVICE) and not self.links.carries_tasks(dst) and self._bus.send(dst, message):
             return
         if dst == self._info.config.node:
@@ -386,14 +386,14 @@ class PeerEffects:
         self.links.send(dst, message)
 
     def announce(self, action: actions.Announce) -> None:
-        """Send to all peers: over MQTT to those that are there, over the peer link to the others."""
+        """Send to all peers: over MQTT to those that are on it, over the peer link to the others."""
         reached = self._bus.announce(action.message)
         for peer in self._node.membership:
             if peer.identity.node not in reached:
                 self.links.send(peer.identity.node, action.message)
 
     def forget(self, action: actions.ForgetPeer) -> None:
-        """Close the link to a peer, and look for it no more after a restart either."""
+        """Close the link to a peer, and do not contact it again, not even after a restart."""
         self.links.forget(action.node)
         self._bus.forget(action.node)
         self.members.changed()
@@ -436,7 +436,7 @@ class TaskVariables:
         return variables
 
     def _shared(self, action: actions.SpawnTask, devices: Sequence[str], own: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """The variables that depend on the request and the devices of a task alone."""
+        """The variables that depend only on the request and the devices of a task."""
         held = held_devices(action.key, devices, self._node.ledger.devices)
         added = task_variables(action.spec.request, held, self._info.config.device, own)
         return {
@@ -457,7 +457,7 @@ class TaskStarter:
     _settler: ExitSettler
 
     def start(self, action: actions.SpawnTask) -> bool:
-        """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
+        """Start an attempt. → False if it has already ended, or cannot be started, which is reported."""
         if not self._node.holds(action.key):
             self._info.counters[metrics.SPAWNS_DROPPED] += 1
             return False
@@ -477,7 +477,7 @@ class TaskStarter:
         try:
             source = self._stdin.source(action) if action.spec.takes_input else ""
         except (OSError, PeerloadError) as error:
-            self._settler.not_started(action.key, "its standard input cannot be had", error)
+            self._settler.not_started(action.key, "its standard input cannot be opened", error)
             return False
         stdout, stderr = self._spool.names(action.key)
         is_own = action.home == self._info.config.node
@@ -491,8 +491,8 @@ class TaskStarter:
 
 @dataclass(eq=False, repr=False)
 class AttemptStarts:
-    """Attempts on their way to their start: what they need is put in place first, files, an environment, the MPS daemon of a
-    GPU. ``_background`` has the work of all effects and event sources."""
+    """Attempts before their start: first their files, environment, and the MPS daemon of a GPU are prepared.
+    ``_background`` has the work of all effects and event sources."""
 
     _starter: TaskStarter
     _gpus: Gpus
@@ -530,8 +530,8 @@ class AttemptStarts:
             self.spawn(action)
 
     async def _start_mps(self, action: actions.SpawnTask) -> None:
-        """Start an attempt when the daemon of MPS of its GPU runs; one that asks for nothing less than MPS is not started
-        without."""
+        """Start an attempt when the MPS daemon of its GPU runs. An attempt that requires MPS is not started
+        without it."""
         why = await self._mps.start(action)
         self._await_mps.pop(action.key, None)
         if why:
@@ -540,8 +540,8 @@ class AttemptStarts:
             self.spawn(action)
 
     def interrupt(self, action: actions.SignalTask) -> bool:
-        """End the staging of an attempt by this signal, its wait for MPS, or that of its output files for room. False if it does
-        none of these."""
+        """End the staging of an attempt by this signal, or its wait for MPS, or the wait of its output files for room. → False if
+        it does none of these."""
         if action.signal in (SIGINT, SIGTERM, SIGKILL) and self._settler.give_up(action.key):
             return True
         if (waits := self._await_mps.pop(action.key, None)) is not None:
@@ -555,7 +555,7 @@ class AttemptStarts:
         return True
 
     async def close(self) -> None:
-        """End all background work; staging goes on with the next start of its attempt."""
+        """End all background work; staging continues with the next start of its attempt."""
         await self._background.close()
         await self.environments.close()
         self._mps.close()
@@ -573,7 +573,7 @@ class AttemptStorage:
     _environments: Environments
 
     def keep_only(self, node: Node) -> None:
-        """Remove staged files and environments of all attempts but those that the node knows."""
+        """Remove staged files and environments of all attempts that the node does not know."""
         self._files.keep_only_known()
         self._environments.keep_only(node)
 
@@ -585,7 +585,7 @@ class AttemptStorage:
         self._environments.forget(action.key)
 
     def dropped(self, row: Row) -> None:
-        """End the outputs of attempts that are gone from here by this row."""
+        """End the outputs of attempts that this row removes from this node."""
         if self._output.served and isinstance(row, actions.DropExecution | actions.PutFloor):
             self._output.remote_attempts_gone()
 
@@ -603,7 +603,7 @@ class TaskEffects:
     _node: Node
 
     def adopt(self, *, is_first: bool) -> None:
-        """Continue to forward input to what runs, after a launcher was listed; ``is_first``: this agent has just been started."""
+        """Resume forwarding input to running attempts after a launcher's list; ``is_first``: this agent has just been started."""
         if is_first:
             self.storage.keep_only(self._node)
         self._stdin.adopt(is_first=is_first)
@@ -631,7 +631,7 @@ class ResultEffects:
     _background: BackgroundTasks
 
     def send(self, action: actions.SendResult) -> None:
-        """Send RESULT, with the output itself where that is small."""
+        """Send RESULT, including the output if it is small."""
         stdout = stderr = b""
         exit_ = action.exit
         is_small = exit_.stdout_bytes + exit_.stderr_bytes <= INLINE_BYTES_MAX
@@ -672,7 +672,7 @@ class ResultEffects:
         node: str,
         missing: tuple[int, int] = (0, 0),
     ) -> None:
-        """Report that an output is here, and its output files in their places."""
+        """Report that an output is stored here, and that its output files are in place."""
         event = events.OutputArrived(action.uid, action.attempt)
         if not error and action.files:
             error, event = await self._files.bring_home(node, action)

@@ -1,13 +1,13 @@
-"""Energy of this node in action: controls of its power, power-down, and the price feed.
+"""Energy management of this node: power controls, power-down, and the price feed.
 
-All controls are off unless set: NVML power limits and locked clocks, cpufreq governor and greatest frequency. What was in
-force before is written to the state directory ahead of each change, and put back when the agent stops, at its next start if
-it was killed, or by `peerload power restore`. Each step can be repeated, so that a crash between any two of them leaves
-nothing behind: what is restored is forgotten only when all of it is.
+All controls are off unless set: NVML power limits and locked clocks, cpufreq governor and maximum frequency. The previous
+values are written to the state directory before each change, and restored when the agent stops, at its next start if
+it was killed, or by `peerload power restore`. Each step can be repeated, so that a crash between any two steps leaves no
+change behind: the stored values are dropped only when all are restored.
 
-A machine that has had nothing to do for long enough is suspended. Its node has told its peers before, so that none calls it
-dead, and has told them the addresses of its network cards: any peer on its network can wake it. A suspend command that fails,
-or after which the machine did not sleep, is told, and tried again later and later.
+A machine without work for long enough is suspended. Before that, its node notifies its peers, so that they do not declare it
+dead. They know the addresses of its network cards: any peer on its network can wake it. If a suspend command fails,
+or the machine did not sleep after it, this is logged, and tried again with increasing delay.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ CLOCK_MHZ_MIN = 0
 
 
 class Control(NamedTuple):
-    """A control of power that was changed. kind: one of the names above; target: a file, or the UUID of a card; before: what was
-    in force there."""
+    """A power control that was changed. kind: one of the names above; target: a file, or the UUID of a GPU; before: the
+    previous value."""
 
     kind: str
     target: str
@@ -58,7 +58,7 @@ class Control(NamedTuple):
 
 
 class PowerControls:
-    """The controls of one machine. file: what was in force before."""
+    """The controls of one machine. file: stores the previous values."""
 
     def __init__(self, file: Path, library: Callable[[], Any] = find_library) -> None:
         """library: loads the interface of `pynvml`; None: there is no driver."""
@@ -68,19 +68,19 @@ class PowerControls:
         self._lock = threading.Lock()
 
     def are_wanted(self, wanted: EnergySettings) -> bool:
-        """True if the settings set a control, or one is to be restored."""
+        """True if the settings set a control, or one has to be restored."""
         is_set = wanted.gpu_power_w or wanted.gpu_clock_mhz or wanted.cpu_governor or wanted.cpu_max_mhz
         return bool(is_set) or self._file.exists()
 
     def start(self, settings: EnergySettings, excluded: Sequence[int | str] = ()) -> list[str]:
         """Restore the controls that an earlier start has left, then apply the settings → the failures. excluded: GPUs that are
-        left alone."""
+        not changed."""
         failures = self.restore()
         with self._lock:
             return failures + self._apply(settings, [*map(str, excluded)])
 
     def restore(self) -> list[str]:
-        """Restore all controls → the failures; these controls are kept, and tried again."""
+        """Restore all controls → the failures; the failed ones stay stored and are tried again."""
         with self._lock:
             return self._restore()
 
@@ -96,7 +96,7 @@ class PowerControls:
             for one in reversed(changed):
                 if why := self._set(one.kind, one.target, one.before):
                     left.append(one)
-                    failures.append(f"{one.kind} of {one.target} is not put back to {one.before}: {why}")
+                    failures.append(f"{one.kind} of {one.target} cannot be restored to {one.before}: {why}")
         try:
             self._keep(left[::-1])
         except OSError as error:
@@ -107,16 +107,16 @@ class PowerControls:
         failures: list[str] = []
         try:
             changed = self._changed()
-        except ValueError:  # `restore` has said it; a change now would be taken for what was in force before
+        except ValueError:  # reported by `restore`; the previous values would be overwritten
             return ["no power control is set"]
         wants_gpus = bool(settings.gpu_power_w or settings.gpu_clock_mhz)
         with self._session(wants_gpus):
             if wants_gpus and self._nvml is None:
-                failures.append("the power of GPUs is not limited: there is no NVIDIA driver that works")
+                failures.append("the power of GPUs is not limited: there is no working NVIDIA driver")
             for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, excluded, failures)]:
                 before, why = self._before(kind, target, value)
                 if not why and before != value:
-                    # Noted before the change: an agent killed in between leaves no change that is not noted.
+                    # Stored before the change, so that an agent that is killed in between leaves no unknown change.
                     noted = [*changed, Control(kind, target, before)]
                     try:
                         self._keep(noted)
@@ -126,10 +126,10 @@ class PowerControls:
                         changed = noted
                         why = self._set(kind, target, value)
                 if why:
-                    failures.append(f"{kind} of {target} is not set to {value}: {why}")
+                    failures.append(f"{kind} of {target} cannot be set to {value}: {why}")
         return failures
 
-    # -- what is to be set -----------------------------------------------------------------------------------------------
+    # -- wanted changes --------------------------------------------------------------------------------------------------
 
     def _gpu_changes(
         self, settings: EnergySettings, excluded: Sequence[str], failures: list[str]
@@ -156,7 +156,7 @@ class PowerControls:
                 yield GPU_CLOCKS, uuid, f"{settings.gpu_clock_mhz}"
 
     def _before(self, kind: str, target: str, value: str) -> tuple[str, str]:
-        """The value in force, and the reason why another cannot be set there ("": it can)."""
+        """The current value, and the reason why ``value`` cannot be set ("": it can)."""
         try:
             if kind in CPU_FILES:
                 path = Path(target)
@@ -169,7 +169,7 @@ class PowerControls:
                     value
                 ) <= high else f"it is between {low // 1000} and {high // 1000} MHz"
             if kind == GPU_CLOCKS:
-                return "", ""  # what was locked before cannot be read: they are free again
+                return "", ""  # earlier locks cannot be read: restoring unlocks the clocks
             handle = self._nvml.nvmlDeviceGetHandleByUUID(target)
             low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
             before = f"{self._nvml.nvmlDeviceGetPowerManagementLimit(handle)}"
@@ -180,7 +180,7 @@ class PowerControls:
     # -- the changes ------------------------------------------------------------------------------------------------------
 
     def _set(self, kind: str, target: str, value: str) -> str:
-        """Set one value → why that failed, "" if it did not."""
+        """Set one value → the reason why this failed, "" if it succeeded."""
         try:
             if kind in CPU_FILES:
                 Path(target).write_text(value)
@@ -199,8 +199,8 @@ class PowerControls:
         return ""
 
     def _changed(self) -> list[Control]:
-        """Controls to put back. For root, who may write everywhere, the file of another user names nothing but processors and
-        cards. Raises ValueError if the file cannot be read."""
+        """Controls to restore. For root, who may write everywhere, entries from a file of another user may only name processors and
+        GPUs. Raises ValueError if the file cannot be read."""
         try:
             is_own = self._file.stat().st_uid == os.geteuid()
             found = [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
@@ -211,7 +211,7 @@ class PowerControls:
         return [one for one in found if one.kind not in CPU_FILES or is_own or _is_of_kernel(one.target)]
 
     def _keep(self, changed: list[Control]) -> None:
-        """Write what has to be put back, durably."""
+        """Durably write the controls that have to be restored."""
         if not changed:
             self._file.unlink(missing_ok=True)
             return
@@ -249,7 +249,7 @@ def _cpu_changes(settings: EnergySettings) -> Iterator[tuple[str, str, str]]:
 
 
 def _unknown(file: Path, error: Exception) -> str:
-    return f"what power controls were in force before is not known: {file}: {error}; remove it after a look at them"
+    return f"the previous power controls are unknown: {file}: {error}; check the controls, then remove the file"
 
 
 def _is_of_kernel(target: str) -> bool:
@@ -264,12 +264,12 @@ log = logging.getLogger("peerload.agent")
 
 LOOK_EVERY_S = 1.0
 TELL_S = 1.0
-"""Time for what peers are told to be sent."""
+"""Time for the messages to peers to be sent."""
 SUSPEND_S_MAX = 60.0
-"""A machine that does not sleep so long after its command is awake."""
+"""Time after the suspend command in which the machine has to sleep; otherwise it stayed awake."""
 CLOCK_EVERY_S = 0.3
 GAP_S = 1.5
-"""A pause of the event loop by so much means that the machine slept."""
+"""Minimum pause of the event loop that means that the machine slept."""
 RETRIES_FACTOR_MAX = 64
 COMMAND_S_MAX = 60.0
 NOT_RUN, TIMED_OUT = 126, 124
@@ -298,7 +298,7 @@ def magic_packet(card: str) -> bytes:
 
 
 def _broadcasts() -> list[str]:
-    """Broadcast addresses of the networks of this machine. That of "all" reaches only the one with the default route."""
+    """Broadcast addresses of the networks of this machine. 255.255.255.255 reaches only the one with the default route."""
     import psutil  # noqa: PLC0415 -- costs memory, and few nodes wake others
 
     found = [one.broadcast for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
@@ -319,7 +319,7 @@ class Waker:
             task.add_done_callback(self._running.discard)
             return
         why = "there is no network"
-        for place in _broadcasts():  # one of them may be down
+        for place in _broadcasts():  # one of the networks may be down
             try:
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                     sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
@@ -353,7 +353,7 @@ class PowerDown:
         self._factor = 1
 
     async def run(self) -> None:
-        """Look every LOOK_EVERY_S, for ever."""
+        """Check every LOOK_EVERY_S whether to suspend, until cancelled."""
         while self._sleep_after_s and self._suspend_cmd:
             await next_tick(LOOK_EVERY_S)
             if self._node.has_work:
@@ -363,10 +363,10 @@ class PowerDown:
                 self._idle_since_s = time.monotonic()
 
     async def sleep(self) -> None:
-        """Tell the peers, suspend, and tell them again when the machine is back."""
+        """Notify the peers, suspend, and notify them again when the machine is awake."""
         self._inbox.put(MachineSleeping(is_suspended=True))
         await asyncio.sleep(TELL_S)
-        if not self._node.state.is_asleep:  # work came
+        if not self._node.state.is_asleep:  # new work has arrived
             return
         try:
             if self._node.has_work:
@@ -388,8 +388,8 @@ class PowerDown:
             self._inbox.put(MachineWoke())
 
     async def _suspend(self) -> tuple[int, float]:
-        """Run the command → its exit code, and for how long the machine slept (0: it did not). While it sleeps nothing runs, so
-        that one look at the clock comes late."""
+        """Run the command → its exit code, and how long the machine slept (0: it did not). No process runs while it sleeps, so a
+        sleep shows as a gap between two checks of the clock."""
         command = asyncio.get_running_loop().create_task(_run(self._suspend_cmd, {}))
         looked_s = began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         slept_s = 0.0
@@ -410,7 +410,7 @@ async def _run(command: str, variables: dict[str, str]) -> int:
         code, _ = await run_command(("/bin/sh", "-c", command), COMMAND_S_MAX, os.environ | variables)
     except TimeoutError:
         return TIMED_OUT
-    except OSError as error:  # such as no process to be had
+    except OSError as error:  # for example, no process can be made
         log.warning("cannot start a command of [energy]: error=%s", error.strerror)
         return NOT_RUN
     return code
@@ -418,14 +418,14 @@ async def _run(command: str, variables: dict[str, str]) -> int:
 
 PRICES_EVERY_S = 10.0
 FIRST_PRICES_S_MAX = 3.0
-"""Longest wait of the agent's start for the prices."""
+"""Maximum time that the agent's start waits for the prices."""
 
 
 class PriceFeed:
-    """Puts the prices of one file, again when it has changed. A file that cannot be used leaves those in force."""
+    """Puts the prices of one file into the inbox, again after each change. An invalid file leaves the old prices in force."""
 
     def __init__(self, path: str, inbox: EventSink, event_log: EventLog) -> None:
-        """path: "" = there is none."""
+        """path: "" = no file."""
         self._path = Path(path)
         self._is_given = bool(path)
         self._inbox = inbox
@@ -433,22 +433,22 @@ class PriceFeed:
         self._seen: object = ()
 
     async def run(self) -> None:
-        """Look every PRICES_EVERY_S, for ever."""
+        """Check the file every PRICES_EVERY_S, until cancelled."""
         while self._is_given:
             if prices := await self.read():
                 self._inbox.put(PricesRead(prices))
             await next_tick(PRICES_EVERY_S)
 
     async def first(self) -> tuple[tuple[float, float], ...]:
-        """The prices at the agent's start; () if there are none, or if the mount of the file does not answer soon."""
+        """The prices at the agent's start; () if there are none, or the mount of the file does not answer in time."""
         if self._is_given:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(self.read(), FIRST_PRICES_S_MAX)
         return ()
 
     async def read(self) -> tuple[tuple[float, float], ...]:
-        """Read the file if it is another than before → the prices; () if there are no new ones. In a thread of its own, since a
-        network mount may hang."""
+        """Read the file if it has changed → the prices; () if there are no new ones. In a separate thread, since a network
+        mount may hang."""
         try:
             seen, prices = await in_own_thread(self._changed)
         except BlockingIOError:  # no thread can be made now
@@ -463,7 +463,7 @@ class PriceFeed:
         return prices
 
     def _changed(self) -> tuple[object, tuple[tuple[float, float], ...] | ConfigError]:
-        """The file as it is now, and its prices if it is another than before, or why they cannot be used."""
+        """The current identity of the file, and its prices if it has changed, or the error if they are invalid."""
         try:
             facts = self._path.stat()
             seen: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino)

@@ -1,7 +1,7 @@
-"""Event sources: what comes in from the launcher, the peers and the broker, as events of the core.
+"""Event sources: turn input from the launcher, the peers and the broker into events of the core.
 
-Nothing is decided here. An attempt that has ended is reported when its output is on disk. What the launcher reports before
-`AgentStarted`, or while a list of what it has is being settled, waits behind that.
+Nothing is decided here. An attempt that has ended is reported when its output is on disk. Reports of the launcher that arrive
+before `AgentStarted`, or while one of its lists is being settled, are queued behind that.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ log = logging.getLogger("peerload.agent")
 
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
 ROOM_PAUSE_S, ROOM_PAUSE_S_MAX = 1.0, 30.0
-"""First and longest pause before room is looked for again for the output files of an ended attempt."""
+"""First and longest pause before the output files of an ended attempt are tried again after a lack of room."""
 COLLECTED_ANEW = "they are collected anew, since the agent or its launcher was restarted"
 SHORT_PAUSE_S, SHORT_PAUSE_S_MAX = 1.0, 30.0
-"""First and longest pause before the output of ended attempts is settled again for which descriptors or memory were short."""
+"""First and longest pause before the output of ended attempts is settled again after a lack of descriptors or memory."""
 PEERS_MAX = 4096
-"""Peers remembered from MQTT; the least recent is forgotten first."""
+"""Maximum number of peers remembered from MQTT; the least recent is forgotten first."""
 ADVICE_UNANSWERED_MAX = 6
-"""Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
-heard again."""
+"""Maximum number of advice messages to a peer over MQTT without an answer there; after that, the peer link is used until the
+peer is heard on MQTT again."""
 
 
 # -- the launcher ------------------------------------------------------------------------------------------------------
 
 
 class ExitRecords:
-    """The exits that the launcher reports, completed: with their output on disk."""
+    """The exits that the launcher reports, completed by syncing their output to disk."""
 
     def __init__(
         self,
@@ -96,20 +96,20 @@ class ExitRecords:
         self.files = files
         self.with_energy = energy.ended
         self.waits_because = ""
-        """Resource that was short when the end of a task waited last: file descriptors or memory."""
+        """Resource that was short when ends of attempts last had to wait: file descriptors or memory."""
         self.without_room: dict[str, str] = {}
-        """Ended attempts whose output files wait for room on a disk, and why. Each keeps its slot, so that they are no more than
-        those."""
+        """Ended attempts whose output files wait for disk space → the reason. Each keeps its slot, which bounds their
+        number."""
         self._given_up: dict[str, asyncio.Event] = {}
 
     @property
     def waiting(self) -> int:
-        """Number of ended attempts that wait, since this agent is short of descriptors or memory."""
+        """Number of ended attempts that wait because this agent is short of descriptors or memory."""
         return self._info.counters[metrics.ENDS_WAITING]
 
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
-        have run out of. Attempts that lost some of their output are counted."""
+        """Sync the output of these ended attempts to disk → the same attempts, with the resource that they have run out of.
+        Attempts that lost some of their output are counted."""
         found = await self._patiently(len(ended), lambda: asyncio.to_thread(self._spool.settle, ended))
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
@@ -121,7 +121,7 @@ class ExitRecords:
         return tuple((key, end) for (key, _), end in zip(with_energy, ends, strict=True))
 
     async def _with_files(self, key: str, exit_: Exit) -> Exit:
-        """Collect and place the output files of an ended attempt → its exit. While a disk has no room for them they wait."""
+        """Collect and place the output files of an ended attempt → its exit. Waits while a disk has no room for them."""
         pause_s = ROOM_PAUSE_S
         try:
             while True:
@@ -148,14 +148,14 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_WAITING] = len(self.without_room)
 
     def give_up(self, key: str) -> bool:
-        """Let the output files of an ended attempt wait no longer, and be lost. False if they do not wait."""
+        """Stop the wait of an ended attempt's output files, which are lost. → False if they do not wait."""
         given_up = self._given_up.get(key)
         if given_up is not None:
             given_up.set()
         return given_up is not None
 
     async def _patiently(self, count: int, settle: Callable[[], Awaitable[T]]) -> T:
-        """Settle the ends of so many attempts. While this agent is short of descriptors or memory, they wait."""
+        """Settle the ends of ``count`` attempts. They wait while this agent is short of descriptors or memory."""
         pause_s, is_waiting = SHORT_PAUSE_S, False
         try:
             while True:
@@ -178,7 +178,7 @@ class ExitRecords:
 
 @dataclass(eq=False, repr=False)
 class AttemptDevices:
-    """The devices that attempts hold, as far as their failures matter: what was wrong with a card is reported before the failure
+    """The devices that attempts hold. A failure of a device is reported before the failure
     of the attempt that held it."""
 
     _node: Node
@@ -189,14 +189,14 @@ class AttemptDevices:
         return key in self._node.ledger.devices.holding
 
     async def report_failures(self, key: str) -> None:
-        """Look whether the devices of this attempt, or their MPS daemons, have failed, and report that."""
+        """Check whether the devices of this attempt, or their MPS daemons, have failed, and report that."""
         await asyncio.gather(self._gpus.read_anew(), self._mps.look(key))
 
 
 @dataclass(eq=False, repr=False)
 class ExitSettler:
-    """Reports ended attempts to the core: their output goes to disk before anybody relies on their result, and their
-    followers learn the end."""
+    """Reports ended attempts to the core: their output is on disk before any result is used, and their
+    followers are notified of the end."""
 
     _records: ExitRecords
     _inbox: Inbox
@@ -234,11 +234,11 @@ class ExitSettler:
         self._inbox.put(events.TaskEnded(key, exit_))
 
     def give_up(self, key: str) -> bool:
-        """Let the output files of an ended attempt wait for room no longer. False if they do not wait."""
+        """Stop the wait of an ended attempt's output files for room. → False if they do not wait."""
         return self._records.give_up(key)
 
     def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        """Settle the list of a launcher; ``then`` is called when it is in the inbox."""
+        """Settle the list of a launcher; ``then`` is called when the list is in the inbox."""
         self._background.start(self._settle_listed(event, then))
 
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
@@ -249,15 +249,15 @@ class ExitSettler:
         self.settle_later(with_files)
 
     async def without_files(self, event: events.LauncherReady) -> tuple[events.LauncherReady, list[tuple[str, Exit]]]:
-        """Settle the list of a launcher → the same list, in which ended attempts with files count as running; and these. Their
-        output may be large, or come to a file system that does not answer: it holds up nothing else."""
+        """Settle the list of a launcher → the same list, in which ended attempts with files count as running; and these attempts.
+        Their outputs may be large, or their file system may hang; they delay nothing else."""
         with_files = [one for one in event.ended if self._records.files.has(one[0])]
         ended = await self._records.settled([one for one in event.ended if not self._records.files.has(one[0])])
         also = tuple((key, exit_.started_at, 0.0) for key, exit_ in with_files)
         return msgspec.structs.replace(event, ended=ended, running=event.running + also), with_files
 
     def settle_later(self, with_files: Iterable[tuple[str, Exit]]) -> None:
-        """Settle ended attempts that the core takes for running ones: it learns at once that they have ended."""
+        """Settle ended attempts that the core considers running: it is notified immediately that they have ended."""
         for key, exit_ in with_files:
             if key not in self._records.without_room:
                 self._inbox.put(events.OutputWaits(key, COLLECTED_ANEW))
@@ -287,10 +287,10 @@ class OwnProcesses(Protocol):
     PREFIX: str
 
     def event_received(self, event: Event, /) -> None:
-        """Take an event about one of them."""
+        """Process an event about one of them."""
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit], /) -> None:
-        """Take the processes that a launcher has alive, and those that it has an exit record of."""
+        """Process a launcher's list: running processes, and exit records of ended ones."""
 
 
 class LauncherEvents:
@@ -303,7 +303,7 @@ class LauncherEvents:
         self._own = own
         self._prefixes = tuple(one.PREFIX for one in own)
         self._early: list[Event] | None = []
-        """Events that wait; None: no event needs to."""
+        """Queued events; None: events need not wait."""
         self._with_files: list[tuple[str, Exit]] = []
         """Ended attempts of the first list that have files."""
 
@@ -322,7 +322,7 @@ class LauncherEvents:
         self._take(event)
 
     async def first_listed(self, ready: events.LauncherReady) -> events.LauncherReady:
-        """Settle the first list of a launcher; nobody may rely on a result before its output is on disk."""
+        """Settle the first list of a launcher: no result may be used before its output is on disk."""
         ready, self._with_files = await self._settler.without_files(self.without_own(ready))
         return ready
 
@@ -360,8 +360,8 @@ class LauncherEvents:
 
 
 class PeerMessages:
-    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user;
-    questions about directories; and messages to peers that were not sent."""
+    """Messages of peers on their way to the inbox: offers, after checks of their directory and user; questions about
+    directories; and messages to peers that could not be sent."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class PeerMessages:
         self._counters = security.counters
         self._background = background
         self._looked_up: Counter[str] = Counter()
-        """Number of offers and questions per peer whose directory is being looked for."""
+        """Number of offers and questions per peer whose directory is being checked."""
 
     def received(self, src: str, message: messages.LinkMessage) -> None:
         """Put a message into the inbox, or answer it."""
@@ -409,14 +409,14 @@ class PeerMessages:
         self._inbox.put(events.SendFailed(dst, message))
 
     def _has_output(self, offer: messages.Offer) -> bool:
-        """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
-        ended task of this node, whose uid another home has taken. It must not be written over."""
+        """True if output of this attempt is stored here that the core no longer knows: that of an ended task of this node
+        whose uid another home uses, too. It must not be overwritten."""
         key = execution_key(offer.uid, offer.attempt)
         is_known = key in self._node.executor.remote_tasks or offer.uid in self._node.home.tasks
         return not is_known and any(map(os.path.exists, self._spool.names(key)))
 
     def _may_look_up(self, src: str) -> bool:
-        """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
+        """True if one more directory may be checked for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
             self._counters[metrics.OFFERS_UNANSWERED] += 1
             self._security.report(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
@@ -436,7 +436,7 @@ class PeerMessages:
         except SlowDown as error:
             stalled = error.why[: messages.WHY_LENGTH_MAX]
         except LauncherError:
-            self._counters[metrics.OFFERS_UNANSWERED] += 1  # its sender takes silence for a decline that may pass
+            self._counters[metrics.OFFERS_UNANSWERED] += 1  # its sender treats silence as a temporary decline
             return
         finally:
             self._looked_up_one(src)
@@ -467,7 +467,7 @@ class CaMessages:
     _run: RunState
 
     def received(self, src: str, message: messages.LinkMessage) -> bool:
-        """Take a message of a peer, if it is one of these. True if it is."""
+        """Process a message of a peer if it is of these kinds → True if it is."""
         match message:
             case messages.Trust():
                 try:
@@ -485,7 +485,7 @@ class CaMessages:
 
 @dataclass(eq=False, repr=False)
 class PeerEventSource:
-    """The `LinkOwner`: receives what comes over the peer links."""
+    """The `LinkOwner`: receives the messages and events of the peer links."""
 
     _inbox: Inbox
     _ca: CaMessages
@@ -502,7 +502,7 @@ class PeerEventSource:
             return
         if isinstance(message, messages.Sync | messages.Leaving):
             self._members.changed()
-        elif isinstance(message, messages.State):  # it has no broker, or does not hear this node there
+        elif isinstance(message, messages.State):  # no broker, or this node is not received there
             self._bus_peers.forget(src)
         self._messages.received(src, message)
 
@@ -530,17 +530,17 @@ class PeerEventSource:
 
 
 class BusPeers:
-    """Peers that this node hears on MQTT; advice for them may be sent there."""
+    """Peers whose messages this node receives on MQTT; advice for them may be sent there."""
 
     def __init__(self) -> None:
         self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(PEERS_MAX)
-        """Boot id of each node, and the number of advice messages since it was heard."""
+        """Boot id of each node, and the number of advice messages sent since its last message."""
 
     def received(self, envelope: messages.Envelope) -> None:
         self._peers[envelope.src] = (envelope.src_boot, 0)
 
     def boot_of(self, node: str) -> str | None:
-        """The boot id of a peer that advice may be sent to; None if the peer link is to be used."""
+        """The boot id of a peer to which advice may be sent; None if the peer link has to be used."""
         boot, unanswered = self._peers.get(node, ("", ADVICE_UNANSWERED_MAX))
         return boot if unanswered < ADVICE_UNANSWERED_MAX else None
 
@@ -549,7 +549,7 @@ class BusPeers:
         self._peers[node] = (boot, unanswered + 1)
 
     def forget(self, node: str) -> None:
-        """Use the peer link to this node until it is heard on MQTT again."""
+        """Use the peer link to this node until it sends over MQTT again."""
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
@@ -557,14 +557,14 @@ class BusPeers:
 
 
 class BusAdvice:
-    """Advice on its way out over MQTT. bus: None where no broker is named."""
+    """Sender of advice over MQTT. bus: None if no broker is configured."""
 
     def __init__(self, bus: MqttBus | None, peers: BusPeers) -> None:
         self._bus = bus
         self._peers = peers
 
     def send(self, dst: str, message: messages.LinkMessage) -> bool:
-        """Send advice over MQTT while both ends are on it. False if the peer link is to be used."""
+        """Send advice over MQTT while both ends are on it. → False if the peer link has to be used."""
         boot = self._peers.boot_of(dst) if self._bus is not None else None
         if self._bus is None or boot is None or not self._bus.send(dst, boot, message):
             return False
@@ -572,7 +572,7 @@ class BusAdvice:
         return True
 
     def announce(self, message: messages.Broadcast) -> Container[str]:
-        """Publish advice for all peers → those that it reaches."""
+        """Publish advice for all peers → the peers that it reaches."""
         if self._bus is None:
             return ()
         is_published = (
@@ -586,7 +586,7 @@ class BusAdvice:
 
 @dataclass(eq=False, repr=False)
 class BusEvents:
-    """The `BusOwner`: receives what comes over the broker."""
+    """The `BusOwner`: receives the messages of the broker."""
 
     _inbox: Inbox
     _trust: TrustStore
@@ -611,7 +611,7 @@ class BusEvents:
             return
         self._bus_peers.received(envelope)
         body = envelope.body
-        assert is_link_message(body)  # the filter admits advice alone
+        assert is_link_message(body)  # the filter admits only advice
         if isinstance(body, messages.State):
             if body.identity.address and self._links.learn(body.identity):
                 self._members.changed()

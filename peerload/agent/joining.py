@@ -1,12 +1,12 @@
-"""Joining a cluster: enrollment of machines, distribution of what the CA has signed, and renewal of certificates.
+"""Joining a cluster: enrollment of machines, distribution of the CA's statements, and renewal of certificates.
 
-Only a node with the CA's key can let a machine in. A newcomer shows no certificate, and comes to the port of the peer links
-(ALPN), so its input is a stranger's: a few small frames, within seconds, from a few newcomers at a time. Every refusal comes
-after the same pause and gives no reason; an address that is refused too often is not served for a while.
+Only a node with the CA's key can admit a machine. A newcomer shows no certificate, and connects to the port of the peer links
+(ALPN), so its input is not trusted: a few small frames, within seconds, from a few newcomers at a time. Every refusal comes
+after the same pause and gives no reason. An address that is refused too often is not served for a while.
 
-Revocations and seal keys reach every member and take effect. A node with a new statement of the CA sends it to all members
-that it can reach; a node that receives a new one passes it on to a few. Each Hello carries a digest of the statements that
-its sender knows, so that a member that was away gets what it missed.
+Revocations and seal keys reach every member and take effect. A node that makes a new statement of the CA sends it to all members
+that it can reach; a node that receives a new one forwards it to a few. Each Hello carries a digest of the statements that
+its sender knows, so that a member that was away gets the missing ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 INVITES_FILE = "invites"
 PEERS_SENT_MAX = 8
 ARRIVES_WITHIN_S = 60.0
-"""Time in which a newcomer has to come up; until then its name is reserved."""
+"""Time in which a newcomer has to appear as a member; until then its name is reserved."""
 
 
 class Enrollment:
@@ -78,7 +78,7 @@ class Enrollment:
         return self._tls.cluster.name
 
     def check_issuer(self, verb: str, cannot: str) -> None:
-        """Check that this node has the CA's key. cannot: what this node cannot do without it. Raises BadRequest."""
+        """Check that this node has the CA's key. cannot: text of what it cannot do without the key. Raises BadRequest."""
         cluster = self._tls.cluster
         if cluster.is_local:
             raise BadRequest(
@@ -100,7 +100,7 @@ class Enrollment:
             )
 
     def invite(self, request: Invite, addresses: Sequence[str]) -> Token:
-        """Make an invitation. addresses: where newcomers may dial this node, beside its own address. Raises BadRequest or
+        """Make an invitation. addresses: further addresses at which newcomers may dial this node. Raises BadRequest or
         StoreError."""
         if request.node and (why := self.name_objection(request.node, is_meant=True)):
             what = f"the name {request.node} cannot be given"
@@ -116,7 +116,7 @@ class Enrollment:
         return Token(fingerprint, token_id, secret, here, request.node)
 
     def admit(self, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
-        """Let a newcomer in, which was shown this certificate and nonce. Raises InvitationRefused."""
+        """Admit a newcomer, which was sent this certificate and nonce. Raises InvitationRefused."""
         try:
             invite, key = self._invites.redeem(request, certificate, nonce, time.time(), self.name_objection)
         except OSError as error:
@@ -125,10 +125,10 @@ class Enrollment:
         return self._welcome(invite, key, request.node)
 
     def name_objection(self, node: str, let_in_at: float = 0.0, *, is_meant: bool = False) -> str:
-        """Reason why no newcomer may have this name now; empty if one may. let_in_at: when a newcomer last got it (Unix s).
-        is_meant: the invitation is for this name alone.
+        """Reason why no newcomer may have this name now; empty if one may. let_in_at: last time at which a newcomer got it (Unix
+        s). is_meant: the invitation is only for this name.
 
-        A node with the name of a member gets its tasks: a member that is only away keeps its name."""
+        A node with the name of a member gets its tasks, so a member that is only away keeps its name."""
         if node == self._info.config.node:
             return "the inviting node has this name"
         membership = self._node.membership
@@ -175,39 +175,39 @@ class Enrollment:
 
 
 def _has_gone_since(peer: PeerInfo, let_in_at: float) -> bool:
-    """True if the machine that got the name then (Unix s) has joined, and has left or died since."""
+    """True if the machine that got the name at this time (Unix s) has joined, and has left or died since."""
     at = now()
     changed_at = at.wall_s - (at.boot_s - peer.since_s)
     return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at
 
 
 NEWCOMERS_MAX = 16
-"""Bound on the newcomers at a time; they count as strangers, too, and can never keep members out."""
+"""Maximum number of newcomers at a time; they also count as unauthenticated, and can never block members."""
 NEWCOMERS_OF_ONE_MAX = 12
-"""Bound on the newcomers of one address, so that one address cannot keep out all others."""
+"""Maximum number of newcomers from one address, so that it cannot block all others."""
 REQUEST_S = 5.0
 """Timeout of a newcomer's request."""
 REFUSAL_S = 1.0
 """Pause before a refusal."""
 REFUSALS_MAX = 10
 WITHIN_S = 60.0
-"""An address that was refused REFUSALS_MAX times within WITHIN_S is not served until that is over."""
+"""An address that was refused REFUSALS_MAX times within WITHIN_S is not served until these have expired."""
 ADDRESSES_MAX = 1024
 NOTICE_EVERY_S = 60.0
-"""Interval of the events about refusals, for each address; all are counted."""
+"""Minimum interval of the events about refusals, for each address; all are counted."""
 HEADER_BYTES = 4
 
 _log = logging.getLogger("peerload.join")
 
 
 class Refusals:
-    """Recent refusals by address. They protect this node's time only: an address proves nothing."""
+    """Recent refusals by address. They only save this node's time, since an address proves nothing."""
 
     def __init__(self) -> None:
         self._at: BoundedDict[str, deque[float]] = BoundedDict(ADDRESSES_MAX)
 
     def add(self, address: str, now_s: float) -> bool:
-        """Count a refusal. True if the one before it was NOTICE_EVERY_S ago or earlier."""
+        """Count a refusal. → True if the previous one was at least NOTICE_EVERY_S ago."""
         network = network_of(address)
         times = self._at[network] = self._at.get(network) or deque(maxlen=REFUSALS_MAX)
         is_news = not times or now_s - times[-1] >= NOTICE_EVERY_S
@@ -247,7 +247,7 @@ class JoinServer:
             newcomer.abort()
 
     def opened(self, newcomer: JoiningNode) -> bool:
-        """Count a connection. Returns whether it is served."""
+        """Count a connection. → True if it is served."""
         now_s = asyncio.get_running_loop().time()
         if self.refusals.are_too_many(newcomer.address, now_s):
             self._drop("too_many_refusals", newcomer.address)
@@ -272,11 +272,11 @@ class JoinServer:
         return welcome
 
     def refused(self, newcomer: JoiningNode, why: str) -> None:
-        """Count a refusal, and report it now and then."""
+        """Count a refusal, and report it at a limited rate."""
         self._counters[metrics.JOINS_REFUSED] += 1
         self._security.report(rules.JOINS_LIMITED, newcomer.address, why)
         if self.refusals.add(newcomer.address, asyncio.get_running_loop().time()):
-            self._events.record("join", "refused", reason=f"somebody at {newcomer.address}: {why}")
+            self._events.record("join", "refused", reason=f"a client at {newcomer.address}: {why}")
             _log.warning("join refused: address=%s reason=%s", newcomer.address, why)
 
     def closed(self, newcomer: JoiningNode) -> None:
@@ -299,7 +299,7 @@ class JoiningNode(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the timeout; nothing is sent before the newcomer asks."""
+        """Start the timeout; nothing is sent before the newcomer's request."""
         self._transport = cast("asyncio.Transport", transport)
         peername = transport.get_extra_info("peername")
         self.address = plain_host(str(peername[0])) if peername else "?"
@@ -345,7 +345,7 @@ class JoiningNode(asyncio.Protocol):
             self._refuse(InvitationRefused("request", "out of turn"))
 
     def _refuse(self, refusal: InvitationRefused) -> None:
-        """Send the same refusal after the same pause, whatever was wrong with a token."""
+        """Send the same refusal after the same pause, whatever error a token had."""
         self._server.refused(self, refusal.why)
         self._is_over = True
         if self._timer is not None:
@@ -381,9 +381,9 @@ class JoiningNode(asyncio.Protocol):
 
 
 PASSED_ON_TO = 4
-"""Members to which a received statement is passed on."""
+"""Number of members to which a received statement is forwarded."""
 FORGED_EVERY_S = 60.0
-"""Interval of the events about statements without a valid signature; all are counted."""
+"""Minimum interval of the events about statements without a valid signature; all are counted."""
 
 _trust_log = logging.getLogger("peerload.trust")
 
@@ -414,7 +414,7 @@ class TrustDistribution:
     # -- new statements ------------------------------------------------------------------------------------------------
 
     def revoke(self, node: str) -> int:
-        """Revoke a node, and change the seal key that it knows → how many members were sent both. Raises BadRequest;
+        """Revoke a node, and change the seal key, which it knows → number of members that were sent both. Raises BadRequest;
         OSError if the statements cannot be written."""
         keys = []
         if certificate := self._links.certificate_of(node):
@@ -428,15 +428,15 @@ class TrustDistribution:
         return count - 1 if node in members else count
 
     def rotate(self) -> int:
-        """Change the seal key → how many members were sent it. Raises OSError if it cannot be written."""
+        """Change the seal key → number of members that were sent it. Raises OSError if it cannot be written."""
         new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_S)
         self._keyring.refresh()
         self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
         return self._send([new], self._local.reachable_peers())
 
     def read_again(self) -> int:
-        """Apply the statements in STATE/trust that are not known yet; an administrator has put them there. Returns their
-        number. Raises ConfigError."""
+        """Apply the unknown statements in STATE/trust, which an administrator has put there → their number. Raises
+        ConfigError."""
         try:
             new = self.trust.take(self.trust.read().signed, time.time())
         except (BadRequest, OSError) as error:
@@ -448,7 +448,7 @@ class TrustDistribution:
         return len(new)
 
     def _send(self, signed: Iterable[bytes], nodes: Iterable[str]) -> int:
-        """Send statements to these nodes; to one that is revoked and still linked, revocations only."""
+        """Send statements to these nodes; a revoked node that is still linked gets only revocations."""
         statements, count = tuple(signed), 0
         public = frozenset(self.trust.signed_revocations)
         for node in nodes:
@@ -466,7 +466,7 @@ class TrustDistribution:
         return self.trust.is_out(node)
 
     def _is_refused(self, node: str) -> bool:
-        """True if the node has no link with a certificate that counts."""
+        """True if the node has no link with a valid certificate."""
         certificate = self._links.certificate_of(node)
         return not certificate or self.trust.refuses(certificates.proven_info(certificate))
 
@@ -496,7 +496,7 @@ class TrustDistribution:
         self._withdraw(new)
         statements, members = [raw for raw, _ in new], self._local.reachable_peers()
         if self._local.cluster.is_issuer and self._knew_the_key(new):
-            # Both at once: an issuer that receives both makes no key of its own.
+            # Both together: an issuer that receives both makes no new key itself.
             statements.append(self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S))
             self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
             self._send(statements, members)
@@ -506,7 +506,7 @@ class TrustDistribution:
         self._apply(new)
 
     def _withdraw(self, new: Iterable[tuple[bytes, object]]) -> None:
-        """Withdraw the admission of nodes that have been revoked meanwhile."""
+        """Cancel the admission of nodes that have been revoked meanwhile."""
         for _, statement in new:
             if isinstance(statement, Revoked) and self._is_refused(statement.node):
                 self.trust.withdraw(statement.node)
@@ -531,15 +531,15 @@ class TrustDistribution:
         self._keyring.refresh()
         self._links.connections.close_revoked()
         for _, statement in new:
-            # A node of that name may have been let in again.
+            # A node of that name may have been admitted again.
             if isinstance(statement, Revoked) and self._is_refused(statement.node):
                 self._inbox.put(NodeRevoked(statement.node))
 
 
 REQUESTS_PER_S = 1.0
-"""Certificates made for one member; more requests are refused."""
+"""Rate of certificates made for one member; more requests are refused."""
 ISSUERS_ASKED_MAX = 4
-"""Members that are asked for a certificate where none is known to make them."""
+"""Number of members asked for a certificate if no member with the CA's key is known."""
 
 
 @dataclass(eq=False, repr=False)
@@ -569,8 +569,8 @@ class CertificateRenewal:
             self._links.connections.close_expired(datetime.now(UTC))
 
     def request(self) -> None:
-        """Ask a node with the CA's key for a new certificate; if none is known, some others: what members report of each
-        other may be wrong."""
+        """Ask a node with the CA's key for a new certificate; if none is known, ask some others, since reports of members about
+        each other may be wrong."""
         peers = list(self._node.membership)
         issuers = [peer.identity.node for peer in peers if peer.profile.issuer and peer.state is PeerState.ALIVE]
         chosen = random.sample(issuers, min(1, len(issuers)))

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MESSAGE_CHARS_MAX = 4000
-"""Bound on a message; a longer one is cut off."""
+"""Maximum length of a message; a longer one is cut off."""
 TRACEBACK_LINES_MAX = 200
 INDENT = "    "
-"""The lines of a traceback begin so; no record does, so that none can be forged from within an exception's text."""
+"""Start of traceback lines; no record begins like this, so that an exception's text cannot forge a record."""
 
 
 class LogLines(logging.Formatter):
-    """Writes a record as one line; a traceback below it, indented."""
+    """Formats a record as one line, with an indented traceback below it."""
 
     def __init__(self) -> None:
         super().__init__(FORM)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the base class's
-        """The line, foreign characters in it escaped."""
+        """The line, with foreign characters escaped."""
         record.message = printable(record.message[:MESSAGE_CHARS_MAX])
         return super().formatMessage(record)
 
@@ -50,7 +50,7 @@ class LogLines(logging.Formatter):
         self,
         ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
     ) -> str:
-        """The traceback, each line of it escaped and indented."""
+        """The traceback, with each line escaped and indented."""
         lines = super().formatException(ei).split("\n")[:TRACEBACK_LINES_MAX]
         return "\n".join(INDENT + printable(line) for line in lines)
 
@@ -64,9 +64,9 @@ LOG_NAME = "agent.log"
 
 
 def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None) -> int:  # noqa: ANN401 -- a module
-    """Run the agent until a request or signal stops it. ``flags``: what was given on the command line; ``defaults``:
-    where this user's ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's
-    driver is looked for. → the exit code; 125 if it could not start, said on stderr."""
+    """Run the agent until a request or signal stops it. ``flags``: values from the command line; ``defaults``:
+    this user's ``state`` and ``socket``; ``gpu_library``: a module with the interface of `pynvml`, None: the driver of this
+    machine. → the exit code; 125 if it could not start, with the error on stderr."""
     code = CANNOT
     share_heap()
     files_max = open_more_files()
@@ -98,18 +98,18 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
 def _after_restart(
     load: Load, config: AgentConfig, origins: dict[str, str], preset: LivePreset
 ) -> tuple[AgentConfig, dict[str, str], LivePreset]:
-    """The settings and policies for a restart, which nobody may have asked for: those before, if the present ones
-    cannot be used."""
+    """The settings and policies for a restart. If the present ones cannot be used, the previous ones: it may be nobody who
+    asked for the restart."""
     try:
         found, places = load()
         return found, places, LivePreset.read(found.policy)
     except PeerloadError as error:
-        log.warning("settings not read, those before stay: error=%s hint=%s", error, error.hint)
+        log.warning("settings not read, keeping the previous ones: error=%s hint=%s", error, error.hint)
         return with_current_addresses(config, origins), origins, preset
 
 
 def open_more_files() -> int:
-    """Raise the limit of open files to its maximum: clients, peers and streams take one each. → the limit before, which
+    """Raise the limit of open files to its maximum, since clients, peers and streams take one each → the previous limit, which
     applies to tasks."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -128,7 +128,7 @@ def serve(
     manager: ServiceManager | None = None,
     load: Load | None = None,
 ) -> int:
-    """Run the agent with these settings, under uvloop. files_max, manager, load: as `Daemon` takes them."""
+    """Run the agent with these settings, under uvloop. files_max, manager, load: see `Daemon`."""
     from peerload.agent.daemon import Daemon  # noqa: PLC0415 -- as in `run`
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -137,7 +137,7 @@ def serve(
 
 def _load_the_agent() -> None:
     """Import the agent (three quarters of its modules), after its settings were checked. Garbage collection is off
-    meanwhile: it would find nothing, and takes an eighth of a start."""
+    meanwhile: it would find no garbage, and takes an eighth of the start time."""
     gc.disable()
     import peerload.agent.daemon  # noqa: F401, PLC0415
 
@@ -146,7 +146,7 @@ def _load_the_agent() -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Log to stderr; where that is STATE/agent.log (`peerload up` arranges it), keep the file within its bound."""
+    """Log to stderr; if that is STATE/agent.log (set up by `peerload up`), limit the size of the file."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path.exists() and os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
         from logging.handlers import RotatingFileHandler  # noqa: PLC0415 -- half a MiB, which a service does not need

@@ -1,13 +1,13 @@
-"""The MQTT bus: publishes and receives advice over a broker, and reconnects; and which messages of a broker are believed. No other
-file uses aiomqtt.
+"""The MQTT bus: publishes and receives advice over a broker, reconnects, and decides which messages of a broker are accepted. No
+other file uses aiomqtt.
 
 It needs MQTT 3.1.1 and QoS 0 only. Only the tasks of this file wait for the broker: publishing is a bounded queue, and a
 caller that gets False uses the peer link instead.
 
-A broker can only delay messages. A message is dropped and counted unless it is sealed with the cluster's key for its topic,
-by the node whose topic it is, not seen before, small, and advice (rule M2). Repeated messages change nothing, but they cost
-every node time: a publisher that sends thousands a second that are not new is muted for a while, before its messages are
-opened. The broker stays in use: with the rights of docs/mqtt.md a node publishes below its own name alone.
+A broker can only delay messages. A message is dropped and counted unless it is advice, small, not seen before, and sealed with
+the cluster's key for its topic by the node whose topic it is (rule M2). Repeated messages have no effect, but cost
+every node time: a publisher of thousands of repeated messages a second is muted for a while, before its messages are
+opened. The broker stays in use: with the rights of docs/mqtt.md a node publishes only below its own name.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("peerload.mqtt")
 
 WINDOW_S = 5.0
-"""Messages are judged in windows of this length."""
+"""Length of the windows in which messages are counted."""
 FLOOD_MAX = 1000
 """Number of messages in one window that counts as a flood, subject to NEW_PART_MIN."""
 NEW_PART_MIN = 0.1
-"""Share of new messages in a window; a flood has less."""
+"""Minimum share of new messages in a window; with less, it is a flood."""
 MUTED_S = 60.0
 PUBLISHERS_MAX = 1024
-"""Publishers that are counted; the one that was silent for longest is forgotten first."""
+"""Maximum number of publishers that are counted; the least recent one is forgotten first."""
 
 
 class _Publisher:
@@ -76,8 +76,8 @@ class _Publisher:
 
 
 class FloodFilter:
-    """The publishers on one connection. Retained messages are not counted: they come again at each connection. Nor are those
-    of this node, ``own``: the broker passes on to it what it sends to all, and nothing of that is new."""
+    """The publishers on one connection. Retained messages are not counted: they are sent again at each connection. Nor are those
+    of this node, ``own``: the broker sends it its own broadcasts, which are never new."""
 
     def __init__(self, security: SecurityEvents, own: str = "") -> None:
         self._security = security
@@ -85,7 +85,7 @@ class FloodFilter:
         self._publishers: BoundedDict[str, _Publisher] = BoundedDict(PUBLISHERS_MAX)
 
     def admits(self, name: str, now_s: float) -> bool:
-        """Count a message. False if its publisher is muted."""
+        """Count a message. → False if its publisher is muted."""
         if name == self._own:
             return True
         publisher = self._publishers[name] = self._publishers.get(name) or _Publisher(now_s)
@@ -111,11 +111,11 @@ class FloodFilter:
 
 
 RECEIVED_MAX = 4096
-"""Messages that wait to be checked; the newest State of each node counts as one."""
+"""Maximum number of unchecked messages; the newest State of each node counts as one."""
 SOURCES_MAX = 4096
-"""Nodes whose newest State is remembered; the least recent is forgotten first."""
+"""Maximum number of nodes whose newest State is remembered; the least recent is forgotten first."""
 LEVELS_ABOVE = 4
-"""Levels before the last one in a topic for all nodes: root, cluster, SITE and node."""
+"""Number of levels before the last one in a topic for all nodes: root, cluster, SITE and node."""
 SITE = "main"
 """The level between cluster and node in every topic that is published."""
 BROKEN_RULES = {
@@ -132,7 +132,7 @@ BROKEN_RULES = {
 }
 """Security rule that each reason for dropping a message breaks. Other reasons break none."""
 REPLAYED_MAX = 64
-"""Replayed messages of one node within a minute that are no security event: brokers repeat some."""
+"""Number of replayed messages of one node within a minute that are no security event: brokers repeat some."""
 
 
 class Topics:
@@ -180,7 +180,7 @@ class Topics:
 
 class Received(asyncio.Queue[aiomqtt.Message]):
     """A bounded queue that keeps only the newest State of each node. Putting never waits and never raises: a message that
-    is too large, or does not fit, is dropped and counted."""
+    is too large, or for which there is no space, is dropped and counted."""
 
     def __init__(self, counters: Counter[str], floods: FloodFilter, maxsize: int = RECEIVED_MAX) -> None:
         super().__init__(maxsize)
@@ -222,17 +222,17 @@ class BusOwner(Protocol):
     """Receiver of messages from the broker."""
 
     def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
-        """Take advice of another node."""
+        """Process advice of another node."""
 
     def bus_changed(self, *, connected: bool) -> None:
-        """A broker can be reached, or no longer."""
+        """The broker has become reachable or unreachable."""
 
     def copy_reported(self, other: Identity, /) -> None:
         """A message claims to come from an agent with this node's name and database."""
 
 
 class AdviceFilter:
-    """Filter of received payloads: decides whether each is believed. The sealer sees to it that each counts once."""
+    """Filter of received payloads: decides which are accepted. The sealer rejects replays."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class AdviceFilter:
         self._states: BoundedDict[str, tuple[int, str, int]] = BoundedDict(SOURCES_MAX)
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
-        """Open a payload → its envelope; None, counted, if it is not believed. Raises nothing."""
+        """Open a payload → its envelope; None if it is rejected, which is counted. Raises nothing."""
         src = self._topics.source(topic)
         if not payload:
             return None  # a node has removed its State
@@ -286,7 +286,7 @@ class AdviceFilter:
         return envelope
 
     def _check_copy(self, topic: str, payload: bytes) -> None:
-        """Report a copy of this agent: another start with the same name and database, whose State came on this node's
+        """Report a copy of this agent: another start with the same name and database, whose State arrived on this node's
         topic. An earlier start of this agent has a smaller incarnation."""
         if self._owner is None or self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
             return
@@ -305,7 +305,7 @@ class AdviceFilter:
             self._owner.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
-        """Reason why this envelope is not believed; empty if it is."""
+        """Reason why this envelope is rejected; empty if it is accepted."""
         is_state = self._topics.kind(topic) == "state"
         is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:
@@ -329,7 +329,7 @@ class AdviceFilter:
         return ""
 
     def _is_newest(self, envelope: Envelope, identity: Identity) -> bool:
-        """True if this State is newer than the last of its node: of a later start, or later in the same one."""
+        """True if this State is newer than the last one of its node: from a later start, or later in the same start."""
         known = self._states.get(envelope.src)
         if known is not None:
             incarnation, boot, seq = known
@@ -342,26 +342,26 @@ class AdviceFilter:
 CONNECT_S = 5.0
 """Timeout of connection and subscription."""
 KEEPALIVE_S = 10
-"""A silent broker is noticed within twice this."""
+"""Keep-alive interval; a silent broker is noticed within twice this time."""
 MISC_EVERY_S = 2.0
-"""Interval at which the keep-alive is looked after."""
+"""Interval of checks of the keep-alive."""
 CLOSE_S = 1.0
 STEADY_S = 5.0
 """Duration of a connection, in s, after which the backoff starts again with the shortest pause."""
 OUTGOING_MAX = 1000
-"""Messages that wait to be written; this node's State has one slot of its own, for the newest."""
+"""Maximum number of messages that wait to be written; this node's newest State has a separate slot."""
 REMOVALS_MAX = 500
-"""Bound on removals of topics that no connection has taken yet."""
+"""Maximum number of topic removals that were not sent over any connection yet."""
 UNWRITTEN_MAX = 64
-"""Messages in the library that are not written to the socket yet."""
+"""Maximum number of messages in the library that are not written to the socket yet."""
 REFUSED = 0x80
-"""Return codes of a SUBACK from here on are refusals (MQTT 3.1.1, 3.9.3)."""
+"""Lowest return code of a SUBACK that is a refusal (MQTT 3.1.1, 3.9.3)."""
 
 
 class _Client(aiomqtt.Client):
-    """A connection over a socket that is connected already. So the library neither blocks nor needs a thread.
+    """A connection over an already connected socket, so that the library neither blocks nor needs a thread.
 
-    The library's own calls use `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
+    The library's own calls use `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these methods do not.
     """
 
     def __init__(
@@ -399,7 +399,7 @@ class _Client(aiomqtt.Client):
         waits: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(asyncio.shield(self._connected))
         ]  # the library reads its exception later
-        if isinstance(sock, SecuredBroker):  # a broker refuses a certificate only now, and the library does not notice
+        if isinstance(sock, SecuredBroker):  # refusals of certificates arrive only now, unseen by the library
             sock.on_error = broken.set
             waits.append(asyncio.get_running_loop().create_task(broken.wait()))
         try:
@@ -410,15 +410,15 @@ class _Client(aiomqtt.Client):
         finally:
             for wait in waits:
                 if not wait.cancel() and not wait.cancelled():
-                    wait.exception()  # has been reported
+                    wait.exception()  # already reported
 
     async def _misc_loop(self) -> None:
-        """Send keep-alives. The library would wake up each second for it."""
+        """Send keep-alives. The library would wake up each second for this."""
         while self._client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
             await next_tick(MISC_EVERY_S)
 
     async def subscribe_all(self, topics: Sequence[str]) -> bool:
-        """Subscribe with QoS 0. Returns whether the broker grants all topics. Raises MqttError."""
+        """Subscribe with QoS 0 → True if the broker grants all topics. Raises MqttError."""
         code, mid = self._client.subscribe([(topic, 0) for topic in topics])
         if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
             raise aiomqtt.MqttCodeError(code, "could not subscribe")
@@ -436,7 +436,7 @@ class _Client(aiomqtt.Client):
             await self.flush()
 
     async def flush(self) -> None:
-        """Wait until every message is written. Raises TimeoutError if the broker takes none for CONNECT_S."""
+        """Wait until every message is written. Raises TimeoutError if the broker accepts none for CONNECT_S."""
         while self._unwritten:
             self._written.clear()
             async with asyncio.timeout(CONNECT_S):
@@ -446,8 +446,8 @@ class _Client(aiomqtt.Client):
         self._unwritten -= 1
         self._written.set()
 
-    # The library allows calls from any thread, and so watches a socket one turn of the loop later. By then the socket may be
-    # closed, and its descriptor reused. Here everything happens in the loop's thread, at once.
+    # The library allows calls from any thread, and so watches a socket only in the next turn of the loop. By then the socket may be
+    # closed, and its descriptor reused. Here everything happens in the loop's thread, immediately.
 
     def _on_socket_open(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002 -- the signature of the base class
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -456,7 +456,7 @@ class _Client(aiomqtt.Client):
     def _on_socket_register_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
         try:
             self._loop.add_writer(sock.fileno(), self._writable)
-        except (RuntimeError, OSError) as error:  # uvloop, of a socket that it has seen fail: its broker was killed
+        except (RuntimeError, OSError) as error:  # raised by uvloop for a failed socket: its broker was killed
             self._broke(aiomqtt.MqttError(f"its socket is closed: {error}"))
 
     def _on_socket_unregister_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
@@ -492,7 +492,7 @@ class _Client(aiomqtt.Client):
             self._disconnected.set_exception(error)
 
     async def disconnect(self) -> None:
-        """Send DISCONNECT if connected, and close the socket in any case. Raises no error of the library."""
+        """Send DISCONNECT if connected, and always close the socket. Raises no error of the library."""
         try:
             if self._connected.done() and not self._disconnected.done():
                 self._client.disconnect()
@@ -503,7 +503,7 @@ class _Client(aiomqtt.Client):
                 self._misc_task.cancel()
             for future in (self._connected, self._disconnected):
                 if future.done() and not future.cancelled():
-                    future.exception()  # was reported: avoids "exception was never retrieved"
+                    future.exception()  # already reported; avoids "exception was never retrieved"
 
 
 class _Outgoing(NamedTuple):
@@ -516,7 +516,7 @@ class _Outgoing(NamedTuple):
 class MqttBus:
     """The connection to a broker: publishes and receives advice. `run` in a task; everything else from the same loop.
 
-    tls: for brokers at mqtts://. lookups: threads for the lookup of host names, None: those of all work.
+    tls: for brokers at mqtts://. lookups: threads for the lookup of host names, None: the default threads.
     """
 
     def __init__(
@@ -555,13 +555,13 @@ class MqttBus:
         self._removals: BoundedDict[str, _Outgoing] = BoundedDict(REMOVALS_MAX)
         """Removals of such topics, until they are written to a connection."""
         self.is_echoed = False
-        """True if the broker in use passes on what this node publishes: its own State has come back."""
+        """True if the broker in use distributes this node's messages: its own State was received back."""
         self.unavailable_because = "it has not answered yet"
         """Error of the last attempt; empty while a broker is in use."""
 
     @property
     def connected(self) -> bool:
-        """True if a broker has granted the subscriptions, and the connection has not broken."""
+        """True if a broker has granted the subscriptions, and the connection still works."""
         return self._client is not None
 
     @property
@@ -572,7 +572,7 @@ class MqttBus:
     # -- publishing ------------------------------------------------------------------------------------------------------
 
     def publish_state(self, state: State) -> bool:
-        """Publish a State, retained; it replaces one that waits. False without a broker."""
+        """Publish a State, retained; it replaces a waiting one. → False without a broker."""
         if self._client is None:
             return False
         payload = self._seal(self._topics.state, self._local.envelopes.make(state))
@@ -588,7 +588,7 @@ class MqttBus:
 
     def publish_json(self, name: str, payload: bytes) -> bool:
         """Publish for other systems, retained, unsealed; b"" removes the topic, over the next connection if this one breaks.
-        False: not queued."""
+        → False if it was not queued."""
         if self._client is None or len(self._outgoing) >= OUTGOING_MAX:
             return False
         topic = self._topics.json + name
@@ -604,7 +604,7 @@ class MqttBus:
         return True
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
-        """Publish advice for one node; never waits. False: not queued (no broker, queue full, too large, not advice)."""
+        """Publish advice for one node; never waits. → False if not queued (no broker, queue full, too large, not advice)."""
         return isinstance(message, ADVICE) and self._queue(self._topics.to(dst), message, dst, dst_boot)
 
     def broadcast(self, message: Message) -> bool:
@@ -625,7 +625,7 @@ class MqttBus:
         return True
 
     def _seal(self, topic: str, envelope: Envelope) -> bytes | None:
-        """Seal an envelope for this topic. None if it is too large."""
+        """Seal an envelope for this topic → None if it is too large."""
         payload = self._sealer.seal(peer.encode(envelope), topic.encode())
         if len(payload) > peer.MQTT_BYTES_MAX:
             self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="too_large")] += 1
@@ -679,7 +679,7 @@ class MqttBus:
             failures += 1
 
     async def _serve(self, url: BrokerUrl) -> str:
-        """Use this broker as long as it answers. Returns why the connection ended."""
+        """Use this broker as long as it answers → the reason why the connection ended."""
         queue: Callable[..., Received] = functools.partial(Received, self._counters, self._floods)
         try:
             topic = f"{self._topics.json}node"
@@ -711,7 +711,7 @@ class MqttBus:
         return reason
 
     async def _dial(self, url: BrokerUrl) -> socket.socket:
-        """Connect a socket, with TLS exactly if the address says so. Raises OSError or ConfigError."""
+        """Connect a socket, with TLS if the address requires it. Raises OSError or ConfigError."""
         sock = await open_tcp(url.host, url.port, self._lookups)
         if not url.tls:
             return sock
@@ -776,7 +776,7 @@ class MqttBus:
         return self._outgoing.popleft() if self._outgoing else None
 
     async def _republish_state(self) -> None:
-        """Publish the State again from time to time: a broker's memory is not durable."""
+        """Publish the State again periodically: a broker's memory is not durable."""
         while True:
             await asyncio.sleep(coalesced_s(self._config.mqtt_state_every_s))
             self.publish_state(self._local.state())

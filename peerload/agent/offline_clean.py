@@ -1,8 +1,8 @@
-"""`peerload clean` where no agent runs: ended tasks are dropped from the state directory itself.
+"""`peerload clean` without a running agent: ended tasks are removed directly from the state directory.
 
-An agent cannot start on a disk that is full to the last byte. So nothing here needs room to begin with: the database is
-opened for this process alone, without a file for its shared memory, and where there is no room for the rows that say what
-is removed, the files go first.
+An agent cannot start on a disk that is completely full. So nothing here needs free space to begin with: the database is
+opened for this process alone, without a file for its shared memory; and if there is no space for the rows that record the
+removal, the files are removed first.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ REASON = "peerload clean"
 
 def cleaned(state: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """Carry out a request `clean` without an agent → its answer, with all names in it; None if this user has no
-    database. Raises AgentUnavailable if an agent works there, StoreError if the database cannot be used,
+    database. Raises AgentUnavailable if an agent runs there, StoreError if the database cannot be used,
     BadRequest, NoSuchTask."""
     path = state / DATABASE
     try:
-        if path.stat().st_uid != os.geteuid():  # what we write there its agent could not use
+        if path.stat().st_uid != os.geteuid():  # its agent could not use files that we write there
             return None
     except OSError:
         return None
@@ -99,12 +99,12 @@ def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any
 
 
 def _span(counter: int, member: int | None) -> tuple[int, int, int]:
-    """The members that a reference names: one, or all of a submission."""
+    """The members that a reference names: one, or all members of a submission."""
     return (counter, SINGLE, MEMBER_MAX) if member is None else (counter, member, member)
 
 
 def _remove(database: OfflineCleaner, spool: Spool, page: list[EndedTask], *, outputs_only: bool) -> None:
-    """Remove the rows, then the files, as an agent does; in the reverse order if the disk has no room for the
+    """Remove the rows, then the files, as an agent does; in the reverse order if the disk has no space for the
     rows."""
     keys = tuple(key for task in page for key in keys_of(task))
     rows = RemoveOutputs(tuple(page), time.time(), REASON) if outputs_only else RemoveTasks(tuple(page))
@@ -114,14 +114,14 @@ def _remove(database: OfflineCleaner, spool: Spool, page: list[EndedTask], *, ou
     if not is_kept and not database.keep(rows):
         raise StoreError(
             "the disk is full: the removal cannot be recorded",
-            why=f"the outputs of {len(page)} tasks are removed, and their tasks are still listed",
+            why=f"the outputs of {len(page)} tasks are removed, but their tasks are still listed",
             hint="free some space by other means, then run this again",
         )
     database.keep(FilesRemoved(keys))
 
 
 class OfflineCleaner(RemovalSearch):
-    """The database, for this process alone. Raises sqlite3.Error, StoreError."""
+    """The database, opened for this process alone. Raises sqlite3.Error, StoreError."""
 
     def __init__(self, path: Path) -> None:
         self._directory = path.parent
@@ -133,10 +133,8 @@ class OfflineCleaner(RemovalSearch):
             raise
 
     def _take_over(self, path: Path) -> str:
-        """Lock the database, and have it of this version → its node's name."""
-        self._reader.execute(
-            "PRAGMA locking_mode = EXCLUSIVE"
-        )  # before anything is read: then it needs no shared memory
+        """Lock the database, and check that it has this version → the name of its node."""
+        self._reader.execute("PRAGMA locking_mode = EXCLUSIVE")  # before any read, so that it needs no shared memory
         if self._reader.execute("PRAGMA user_version").fetchone()[0] != schema.VERSION:
             raise StoreError(
                 f"the database {path} is of another version of peerload", hint="start its agent:  peerload up"
@@ -166,17 +164,17 @@ class OfflineCleaner(RemovalSearch):
         if not found[0]:
             raise NoSuchTask(f"no task {ref} here")
         if found[1]:
-            raise BadRequest(f"{ref} has not ended", why="tasks are ended by an agent alone", hint="peerload up")
+            raise BadRequest(f"{ref} has not ended", why="only an agent can end tasks", hint="peerload up")
         return counter, member
 
     def _last(self) -> int:
         return int(self._reader.execute("SELECT coalesce(max(counter), 0) FROM submissions").fetchone()[0])
 
     def keep(self, upkeep: MaintenanceRow) -> bool:
-        """Commit these rows; false if the disk has no room for them."""
+        """Commit these rows. → False if the disk has no space for them."""
         self._reader.execute("BEGIN IMMEDIATE")
         try:
-            apply(self._reader, upkeep, remembered_from=0.0)  # tokens are forgotten by an agent alone
+            apply(self._reader, upkeep, remembered_from=0.0)  # only an agent forgets tokens
             self._reader.execute("COMMIT")
         except sqlite3.Error as error:
             if self._reader.in_transaction:

@@ -1,15 +1,15 @@
-"""Preflight checks: an agent that cannot serve on this machine, or has a copy of another's state, ends before it starts a process.
+"""Preflight checks: an agent that cannot run on this machine, or has a copy of another's state, ends before it starts a process.
 
-An agent does not start with a copy of a state directory while the agent of the original may run the same tasks. On another
-machine: the file STATE/origin names the machine and the file's own inode. A copy on another machine differs in both. Another
-machine with the same inode is the same disk (a file system that several machines share, a disk that was moved, a machine that
-gets a new id with each boot); another inode on the same machine is a directory that was moved by copying.
+An agent does not start with a copy of a state directory while the agent of the original may run the same tasks. Copies on another
+machine: the file STATE/origin names the machine and the file's own inode. A copy on another machine differs in both. If only the
+machine differs, it is the same disk (a shared file system, a disk that was moved, a machine that gets a new id
+with each boot). If only the inode differs, the directory was moved by copying.
 
-On the same machine: an agent, and its launcher, bind an abstract socket that is named for the id of the database, since the
+Copies on the same machine: an agent and its launcher bind an abstract socket that is named after the id of the database, since the
 lock file of a state directory is copied with it. The kernel frees the name when the process ends. Copies that are used on two
-machines all the same are noticed by their peers (`local_node.py`).
+machines nevertheless are noticed by their peers (`local_node.py`).
 
-What of the database is lost, or cannot be read, is reported: as notices, events and log lines."""
+Lost or unreadable parts of the database are reported as notices, events and log lines."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 STOP_S_MAX = STOP_GRACE_S + 10.0
-"""Time in s within which a launcher that is asked to stop has ended its tasks and itself."""
+"""Time in s for a launcher to end its tasks and itself after a request to stop."""
 ORIGIN_FILE = "origin"
 MACHINE_ID = Path("/etc/machine-id")
 ID_DIGITS = 32
 LINE_BYTES_MAX = 200
 DAMAGED_LOGGED_MAX = 100
-"""Damaged rows that are named one by one at a start; `ls` has all of them."""
+"""Maximum number of damaged rows that are named at a start; `ls` lists all of them."""
 JUMP = 1_000_000
-"""Lowest number at which ids continue if the earlier ones are not known."""
+"""Lowest number at which ids continue if the earlier ones are unknown."""
 TRACES = ("spool", "launcher", "addresses", "tls", FILE)
-"""Entries of STATE that an agent makes only when it has a database."""
+"""Entries of STATE that an agent creates only after its database."""
 
 
 def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
-    """Check that every address is valid. Raises ConfigError naming the key.
+    """Check that every address is valid. Raises ConfigError, which names the key.
 
-    loopback_only: addresses of other machines are errors too, since the agent has no cluster beyond its machine.
+    loopback_only: addresses of other machines are errors, too, since the agent has no cluster beyond its machine.
     """
     told = (config.advertise,) if config.advertise else ()
     for key, addresses in (("listen", (config.listen,)), ("advertise", told), ("peer", config.peer)):
@@ -108,7 +108,7 @@ async def check_places(
 
 
 def check_origin(state: Path) -> None:
-    """Refuse a copy, else keep where the directory is now. Without a machine id, or a file that can be read, nothing is
+    """Refuse a copy, else store the current place of the directory. Without a machine id or a readable file, nothing is
     refused. Raises StoreError."""
     machine = _machine()
     path = state / ORIGIN_FILE
@@ -125,7 +125,7 @@ def check_origin(state: Path) -> None:
 
 
 def _machine() -> str:
-    """The id of this machine, hashed as its manual page asks for; "" if it has none."""
+    """The id of this machine, hashed as its manual page requires; "" if it has none."""
     try:
         found = MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ def _machine() -> str:
 
 
 def _read(path: Path) -> tuple[str, int] | None:
-    """(machine, inode) as they were kept; None: nothing that can be read."""
+    """The stored (machine, inode); None if they cannot be read."""
     try:
         machine, inode = path.read_text(encoding="ascii")[:LINE_BYTES_MAX].split()
         return machine, int(inode)
@@ -145,7 +145,7 @@ def _read(path: Path) -> tuple[str, int] | None:
 
 
 def _write(path: Path, machine: str) -> None:
-    """Write the file, without a sync: a file that is lost refuses nothing."""
+    """Write the file, without a sync: if the file is lost, nothing is refused."""
     if not machine:
         return
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -161,7 +161,7 @@ def _write(path: Path, machine: str) -> None:
 
 
 def claim(store: str, state: Path) -> socket.socket:
-    """Hold the claim for as long as the socket is open. Raises StoreError: another agent here has a copy of this state."""
+    """Claim the database as long as the socket is open. Raises StoreError if another agent here has a copy of this state."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         held.bind(claim_name("agent", store))  # nobody may connect: it does not listen
@@ -179,8 +179,8 @@ def claim(store: str, state: Path) -> socket.socket:
 
 
 def end_foreign_launcher(store: str, launcher: Path) -> bool:
-    """End a launcher that runs tasks for this database and belongs to another directory (this directory was copied,
-    or put back from a copy, while tasks ran), with its tasks: no agent here knows them. → whether there was one.
+    """End a launcher, and its tasks, that serves this database but another directory: this directory was copied,
+    or restored from a copy, while tasks ran, and no agent here knows them. → True if there was one.
     Blocks; raises StoreError if it does not end."""
     if _is_locked(launcher / "launcher.lock"):
         return False
@@ -201,7 +201,7 @@ def end_foreign_launcher(store: str, launcher: Path) -> bool:
 
 
 def _holder(what: str, store: str) -> tuple[int, int]:
-    """(pid, uid) of the process that holds a claim, as far as we may see it; zeros: nobody does."""
+    """(pid, uid) of the process that holds a claim, if it is visible to this user; zeros if there is none."""
     shown = claim_name(what, store).replace("\0", "@")
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     inodes = {f"socket:[{line.split()[6]}]" for line in lines if line.endswith(f" {shown}")}
@@ -212,7 +212,7 @@ def _holder(what: str, store: str) -> tuple[int, int]:
             if any(str(fd.readlink()) in inodes for fd in (process / "fd").iterdir()):
                 return int(process.name), process.stat().st_uid
         except OSError:
-            continue  # it is another user's, or has ended
+            continue  # a process of another user, or ended
     return 0, 0
 
 
@@ -234,7 +234,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def traces(state: Path) -> list[str]:
-    """The traces of an earlier agent in this directory, as long as nothing new is made there."""
+    """The traces of an earlier agent in this directory. Call it before anything new is made there."""
     return [name for name in TRACES if _has_any_entry(state / name)]
 
 
@@ -243,8 +243,8 @@ def _has_any_entry(path: Path) -> bool:
 
 
 def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
-    """Let ids continue in a new database where traces of an earlier one are ``found``: beyond the high-water mark
-    and beyond the Unix time in seconds, which no home has reached that had less than one task a second. → a notice,
+    """If traces of an earlier database are ``found``, let ids continue in the new one above the high-water mark
+    and above the Unix time in seconds, which no home with less than one task a second has reached. → a notice,
     or ""."""
     if not store.is_new or not found:
         return ""
@@ -254,7 +254,7 @@ def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
     last = f", of which {node}/{mark.counter} was the last," if mark is not None and mark.counter else ""
     notice = (
         f"the database of {config.state} is new, though an agent was here before (there is {', '.join(found)}): "
-        f"what it had acknowledged{last} is not known any more; new ids begin at {node}/{counter + 1}"
+        f"the tasks that it had acknowledged{last} are lost; new ids begin at {node}/{counter + 1}"
     )
     log.warning("database is new after an earlier agent: next_id=%s/%d reason=%s", node, counter + 1, notice)
     return notice
@@ -262,20 +262,20 @@ def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
 
 def begin_as_copy(store: Store, config: AgentConfig) -> str:
     """Give the database a new id, since the state directory is a copy of one whose launcher ran tasks until now
-    (they were ended). The database may be older than the promises of this node, so peers must not believe its
+    (they were ended). The database may be older than this node's latest promises, so peers must not rely on its
     promises about earlier attempts. → a notice."""
     store.take_new_id()
     notice = (
-        f"{config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
-        " its tasks, and what was done since the copy was made is not known here"
+        f"{config.state} is a copy, or was restored from one: the launcher of the original still ran and was ended with"
+        " its tasks, and changes since the copy was made are unknown here"
     )
     log.error("state directory is a copy: directory=%s reason=%s", config.state, notice)
     return notice
 
 
 def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[str]:
-    """Report lost and unreadable parts of the database in the log and the event log. notices: of `begin_anew` and
-    `begin_as_copy`. → all notices for whoever starts the agent."""
+    """Report lost and unreadable parts of the database in the log and the event log. notices: from `begin_anew` and
+    `begin_as_copy`. → all notices, for the user who starts the agent."""
     notices, damaged, unreadable = list(notices), store.damaged, store.unreadable
     for notice in notices:
         journal.record("store", "lost", reason=notice)
@@ -293,7 +293,7 @@ def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[s
         notices.append(
             f"{len(unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
         )
-    if store.lost is not None:  # its event is in the database already
+    if store.lost is not None:  # its event is already in the database
         notices.append(store.lost.message(store.node))
         log.error("acknowledged commits are lost: reason=%s", notices[-1])
     return notices

@@ -1,6 +1,6 @@
-"""Recorder of the events and decisions of the node in a file, which `peerload replay` decides again.
+"""Recorder of the events and decisions of the node in a file for `peerload replay`, which repeats the decisions.
 
-It never stands in the way: no sync, and a file that cannot be written any more ends the recording, not the agent.
+It never blocks or ends the agent: there is no sync, and a file that can no longer be written only ends the recording.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger("peerload.agent")
 
 PRIVATE = 0o600
 BUFFERED_BYTES_MAX = 1 << 20
-"""Size of the buffer at which it is written; also at the end of every turn of the inbox."""
+"""Size at which the buffer is written; it is also written at the end of every turn of the inbox."""
 
 
 class Recorder:
     """Recording of events and actions in a file. An existing file is appended to: each start of the agent is a
-    part of its own."""
+    separate part."""
 
     def __init__(self, path: str, started: recording.Started, bytes_max: int = recording.RECORDING_BYTES_MAX) -> None:
         """Raises ConfigError if the file cannot be used, or is not a recording."""
@@ -102,11 +102,11 @@ class Recorder:
 
 
 def _open(path: str) -> tuple[int, int]:
-    """The file, readable by its owner only (it has tasks' variables), and the size of its complete part; the rest,
-    which an agent that was killed has left, is cut off."""
+    """The file, readable only by its owner (it has tasks' variables), and the size of its complete part; an incomplete
+    end, left by a killed agent, is cut off."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its agent is gone
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until it is closed, or its agent has ended
         size = os.fstat(descriptor).st_size
         if not size:
             return descriptor, 0

@@ -1,9 +1,9 @@
-"""The runtime of an agent, which all its parts share: facts, run state, inbox and answers, background tasks, timeouts and threads.
+"""The shared runtime of an agent: facts, run state, inbox and answers, background tasks, timeouts and threads.
 
-An agent is one event loop. Whatever happens is put into the one inbox, and one consumer hands it to the `Node`, in order. Clients
-wait for the answers, decisions and changes of tasks that come of it (`CoreRequests`, `Decisions`, `TaskWatches`). A bug
-in a background task stops the agent (crash-only). Timeouts do not count event-loop lag: while a busy loop or machine stood still,
-nothing is held against who answers.
+An agent is one event loop. All events are put into the one inbox, and one consumer passes them to the `Node`, in order. Clients
+wait for the resulting answers, decisions and changes of tasks (`CoreRequests`, `Decisions`, `TaskWatches`). A bug
+in a background task stops the agent (crash-only). Timeouts do not count event-loop lag: a reply that arrived while the loop or the
+machine was blocked is on time.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 REFUSED_BY_MAX = 16
-"""Bound on the addresses in `AgentInfo.refused_by`; the latest are kept."""
+"""Maximum number of addresses in `AgentInfo.refused_by`; the latest are kept."""
 TURN_EVENTS_MAX = 256
-"""Events handled before sockets and timers get their turn."""
+"""Maximum number of events handled before sockets and timers get their turn."""
 DECISIONS_KEPT_MAX = 10_000
 STEP_S = 0.1
-"""Bound on the time of one turn of the loop that counts for a timeout."""
+"""Maximum time of one turn of the loop that counts for a timeout."""
 CHECK_EVERY_S = 3.0
 """Interval between two checks of a connection in the middle of a frame."""
 TICK_S = 1.0
-"""Interval at which periodic work of an agent wakes it, together."""
+"""Common interval at which periodic work wakes the agent."""
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""Golden ratio: its multiples spread evenly."""
+"""Golden ratio: the fractions of its multiples are evenly spread."""
 CHECKS_MAX = 3
 """Checks without progress after which the connection is closed: 9 s."""
 PROGRESS_BYTES_MIN = 1024
-"""Bytes between two checks that count as progress; the end of a frame does, too."""
+"""Number of bytes between two checks that counts as progress, as does the end of a frame."""
 THREADS = 8
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
@@ -71,31 +71,31 @@ _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIAL
 
 
 def child_environment() -> dict[str, str]:
-    """The variables of this process for its children: without its settings, which have passwords, and those of its service
-    manager."""
+    """The variables of this process for its children, without its settings, which contain passwords, and without those of its
+    service manager."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_CHILDREN)}
 
 
 def now() -> Instant:
-    """The present moment, on the boot clock and by the machine's date."""
+    """The current time, by the boot clock and by the machine's date."""
     return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class AgentInfo:
-    """Facts about this agent, as plain values, for the loop's thread only. A reload replaces ``config``: read it where it is
-    used."""
+    """Facts about this agent, as plain values, for the loop's thread only. A reload replaces ``config``, so always read it
+    from here."""
 
     def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:
         self.config = config
         self.identity = identity
         """Name, boot and address of this node. The address is empty until the peer links listen."""
         self.origins = dict(origins or {})
-        """Source of each setting (flag, variable, file), as far as it is known."""
+        """Source of each setting (flag, variable, file), if known."""
         self.counters: collections.Counter[str] = collections.Counter()
         self.notices: list[str] = []
-        """Sentences about the state of this node for whoever starts or looks at the agent."""
+        """Sentences about the state of this node for users who start or inspect the agent."""
         self.refused_by: tuple[str, ...] = ()
-        """Addresses of the last peers that refused this node, because another has its name."""
+        """Addresses of the last peers that refused this node because another node has its name."""
         self.started_at = time.time()
         self._started_s = now().boot_s
 
@@ -107,9 +107,9 @@ class AgentInfo:
 
 
 class Histogram:
-    """Histogram of a quantity, as Prometheus has them: counts in fixed buckets, and the sum.
+    """Histogram of a quantity in the form of Prometheus: counts in fixed buckets, and the sum.
 
-    bounds: the upper bounds of the buckets, ascending; what exceeds the last is counted in one more.
+    bounds: the upper bounds of the buckets, ascending; larger values are counted in one more bucket.
     """
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -120,7 +120,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, so often. From one thread only; another may read."""
+        """Count a value ``times`` times. Call it from one thread only; another may read."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
@@ -134,20 +134,20 @@ class Histogram:
 
 
 class Ending(enum.IntEnum):
-    """Ending of an agent. Where there is more than one, all are carried out, and the greatest says how it is reported."""
+    """Ending of an agent. If there are several, all are carried out, and the greatest determines how the end is reported."""
 
     RESTART = enum.auto()
     """The agent stops, and the same process starts it again."""
     STOP = enum.auto()
-    """The agent stops; running tasks run on."""
+    """The agent stops; running tasks continue."""
     LEAVE = enum.auto()
     """The agent stops, and its next start knows no peer."""
     END_TASKS = enum.auto()
     """The agent ends its running tasks, and stops."""
     FAILED = enum.auto()
-    """The agent decides nothing more: what was acknowledged is on disk, and going on could break a promise."""
+    """The agent makes no more decisions: acknowledged data is on disk, and continuing could break a promise."""
     REFUSED = enum.auto()
-    """The agent may not run here: it ends its tasks, and leaves without a message to anybody."""
+    """The agent must not run here: it ends its tasks, and stops without a message to peers."""
 
 
 class RunState:
@@ -156,7 +156,7 @@ class RunState:
     def __init__(self) -> None:
         self._endings: set[Ending] = set()
         self.refusal: PeerloadError | None = None
-        """The error because of which this agent may not run here; `Daemon.run` raises it."""
+        """The error because of which this agent must not run here; `Daemon.run` raises it."""
         self._stopping = asyncio.Event()
 
     @property
@@ -170,17 +170,17 @@ class RunState:
 
     @property
     def has_failed(self) -> bool:
-        """True once it decides nothing more."""
+        """True if it makes no more decisions."""
         return not self._endings.isdisjoint({Ending.FAILED, Ending.REFUSED})
 
     @property
     def ends_tasks(self) -> bool:
-        """True if running tasks end with it, also where it fails meanwhile."""
+        """True if running tasks end with it, even if it fails meanwhile."""
         return not self._endings.isdisjoint({Ending.END_TASKS, Ending.REFUSED})
 
     @property
     def leaves(self) -> bool:
-        """True if its next start is to know no peer."""
+        """True if its next start must know no peer."""
         return Ending.LEAVE in self._endings
 
     async def stopping(self) -> None:
@@ -195,7 +195,7 @@ class RunState:
         self.stop(Ending.FAILED)
 
     def refuse(self, error: PeerloadError) -> None:
-        """Stop, since this agent may not run here at all."""
+        """Stop, since this agent must not run here at all."""
         self.refusal = error
         self.stop(Ending.REFUSED)
 
@@ -204,33 +204,33 @@ class RunState:
 
 
 class EventSink(Protocol):
-    """Takes events of the core, from the loop's thread: the `Inbox`."""
+    """Receiver of events for the core, called in the loop's thread: the `Inbox`."""
 
     def put(self, event: Event, /) -> None:
         """Queue an event."""
 
 
 class Inbox:
-    """The events of one agent, in order. Its one consumer takes them a `turn` at a time.
+    """The events of one agent, in order. Its only consumer takes one `turn` of them at a time.
 
-    A full inbox drops advice, gossip and samples, which may be lost, and counts them; everything else is bounded where it
-    comes from (tasks, peers, clients) and is kept.
+    A full inbox drops advice, gossip and samples, which may be lost, and counts them. All other events are bounded at their
+    sources (tasks, peers, clients) and are kept.
     """
 
     def __init__(self, events_max: int) -> None:
         self._events_max = events_max
         self._events: deque[Event] = deque()
         self._news: asyncio.Future[None] | None = None
-        """Future that the consumer awaits while the inbox is empty. An `asyncio.Event` costs more than the handling of most events."""
+        """Future that the consumer awaits while the inbox is empty. An `asyncio.Event` would cost more than handling most events."""
         self.dropped = 0
         self.put_count = self.taken_count = 0
-        """Number of events that were ever queued, and of those that were handed over."""
+        """Total number of events that were queued, and that were handed over."""
 
     def __len__(self) -> int:
         return len(self._events)
 
     def put(self, event: Event) -> None:
-        """Queue an event. From the loop's thread only."""
+        """Queue an event. Call it only in the loop's thread."""
         if len(self._events) >= self._events_max and _may_be_lost(event):
             self.dropped += 1
             return
@@ -240,7 +240,7 @@ class Inbox:
             self._news.set_result(None)
 
     async def turn(self) -> list[Event]:
-        """Wait for events → those that have come, at most TURN_EVENTS_MAX. Sockets and timers get their turn before."""
+        """Wait for events → those that have arrived, at most TURN_EVENTS_MAX. Sockets and timers get their turn first."""
         if self._events:
             await asyncio.sleep(0)
         else:
@@ -261,7 +261,7 @@ def _may_be_lost(event: Event) -> bool:
 
 
 class AnswerReceiver(Protocol):
-    """The connection of a client, as it gets answers of the core. ``pending``: number of its unanswered requests."""
+    """The connection of a client that gets answers of the core. ``pending``: number of its unanswered requests."""
 
     pending: int
 
@@ -276,7 +276,7 @@ class AnswerReceiver(Protocol):
 
 
 class CoreRequests:
-    """Puts requests to the core, and passes its answers on to the clients that wait for them."""
+    """Passes requests to the core, and its answers to the waiting clients."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -287,7 +287,7 @@ class CoreRequests:
         self._next = 0
 
     def expect(self, connection: AnswerReceiver, number: int, refused: Callable[[], None] | None = None) -> int:
-        """Reserve a number for a request to the core, whose answer becomes the response. ``refused`` is called if the answer
+        """Reserve a number for a request to the core, whose answer is sent as the response. ``refused`` is called if the answer
         is an error, or repeats an earlier one."""
         self._next += 1
         if refused is not None:
@@ -302,8 +302,8 @@ class CoreRequests:
     def expect_future(
         self, parts: Callable[[dict[str, object]], None] | None = None
     ) -> tuple[int, asyncio.Future[dict[str, object]]]:
-        """Reserve a number for a request to the core → it, and the future of the answer. parts: gets what comes of the answer
-        before its end."""
+        """Reserve a number for a request to the core → the number, and the future of the answer. parts: gets partial answers
+        before the end."""
         self._next += 1
         if parts is not None:
             self._parts[self._next] = parts
@@ -355,7 +355,7 @@ class Decisions:
         self._kept: BoundedDict[str, tuple[Decided, float]] = BoundedDict(DECISIONS_KEPT_MAX)
 
     def add(self, decision: Decided, at: float) -> None:
-        """Keep a decision that was made at that time (Unix s)."""
+        """Store a decision with its time (Unix s)."""
         if decision.task:
             self._kept[decision.task] = decision, at
 
@@ -385,8 +385,8 @@ class Decisions:
 
 
 class TaskWatch:
-    """Changes of some tasks: ``event`` is set at each, ``records`` has the newest record of each task, ``delayed`` why the
-    results of some cannot be had for now."""
+    """Changes of some tasks: each sets ``event``; ``records`` has the newest record of each task, ``delayed`` the reasons why
+    results are not available for now."""
 
     __slots__ = ("delayed", "event", "records", "running", "tasks")
 
@@ -430,7 +430,7 @@ class TaskWatches:
                         del self._watches[task]
 
     def add(self, watch: TaskWatch, tasks: set[str]) -> None:
-        """Let a watch have the changes of these tasks, too."""
+        """Add these tasks to a watch."""
         watch.tasks |= tasks
         for task in tasks:
             self._watches.setdefault(task, set()).add(watch)
@@ -440,7 +440,7 @@ class TaskWatches:
             watch.add_change(record, running=running)
 
     def delayed(self, task: str, why: str) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
+        """Report that a task has ended elsewhere, and its result cannot be fetched for now."""
         for watch in list(self._watches.get(task, ())):
             watch.add_delay(task, why)
 
@@ -455,14 +455,14 @@ class TaskWatches:
 
 
 async def next_tick(every_s: float) -> None:
-    """Sleep until the next multiple of ``every_s`` on this agent's clock. Periodic work whose intervals are multiples of one
-    another wakes the process together: an idle agent pays for each wake-up, not for what it looks at."""
+    """Sleep until the next multiple of ``every_s`` on this agent's clock. Periodic work with intervals that are multiples of each
+    other wakes the process together: in an idle agent, wake-ups are the main cost."""
     await asyncio.sleep(every_s - _ticking_s() % every_s)
 
 
 def coalesced_s(seconds: float) -> float:
-    """The pause nearest to ``seconds`` that ends at a tick, for work that may come TICK_S / 2 sooner or later; repeated, its
-    period is kept on average. Shorter pauses are left as they are."""
+    """The pause nearest to ``seconds`` that ends at a tick, for work that may be TICK_S / 2 early or late; repeated, it has
+    the right period on average. Shorter pauses are not changed."""
     if seconds <= TICK_S / 2:
         return seconds
     now_s = _ticking_s()
@@ -470,16 +470,16 @@ def coalesced_s(seconds: float) -> float:
 
 
 def _ticking_s() -> float:
-    """The loop's clock, shifted by a part of a tick that differs between the agents of a machine: they do not beat together."""
+    """The loop's clock, shifted by a part of a tick that differs between the agents of a machine, so that they wake separately."""
     return asyncio.get_running_loop().time() + os.getpid() * GOLDEN % TICK_S
 
 
 SHORT_OF = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that mean that the agent is short of descriptors, memory or threads. They say nothing about what it wanted to open, and never end it."""
+"""Errors of a lack of descriptors, memory or threads. They say nothing about the file concerned, and never end the agent."""
 
 
 class BackgroundTasks:
-    """The tasks of one owner. `close` cancels those that are left."""
+    """The background tasks of one owner. `close` cancels the remaining ones."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -505,8 +505,8 @@ class BackgroundTasks:
 
 
 async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
-    """Wait for an answer, which is neither taken nor cancelled → whether it is there, after ``seconds`` at the latest in which
-    the loop could have seen it."""
+    """Wait for an answer, which is neither consumed nor cancelled → True if it arrives within ``seconds`` of time in which
+    the loop was not blocked."""
     left_s = seconds
     while left_s > 0:
         done, _ = await asyncio.wait({answer}, timeout=min(left_s, STEP_S))
@@ -524,9 +524,9 @@ async def run_command(
     directory: str | None = None,
     output_bytes_max: int = 0,
 ) -> tuple[int, bytes]:
-    """Run a command of the administrator in a session of its own → its exit code and its output: one that prints more than
-    output_bytes_max is killed after one byte more (0: nothing is read). Raises TimeoutError when it was killed, with all
-    that it has started, because it took longer; OSError if it cannot be started."""
+    """Run a command of the administrator in a session of its own → its exit code and its output. If it prints more than
+    output_bytes_max, it is killed after one more byte (0: nothing is read). Raises TimeoutError if it was killed, with all
+    processes that it has started, because it took longer; OSError if it cannot be started."""
     null = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, cwd=directory, start_new_session=True,
@@ -551,13 +551,13 @@ async def run_command(
             ended = asyncio.ensure_future(process.wait())
             try:
                 await asyncio.shield(ended)
-            finally:  # cancelled while it is killed: no child is left behind
+            finally:  # even if cancelled during the kill, no child is left behind
                 await ended
     return process.returncode or 0, output
 
 
 class ReadTimeout:
-    """The read timeout of one connection. ``expired()`` is called once, when a frame does not continue."""
+    """The read timeout of one connection. ``expired()`` is called once, when a frame makes no progress."""
 
     __slots__ = ("_bytes", "_checked_bytes", "_checks", "_expired", "_is_partial", "_is_paused", "_loop", "_timer")
 
@@ -569,7 +569,7 @@ class ReadTimeout:
         self._timer: asyncio.TimerHandle | None = None
 
     def received(self, count: int, *, is_whole: bool, is_partial: bool) -> None:
-        """Count received bytes. is_whole: they completed a frame. is_partial: an incomplete frame is left."""
+        """Count received bytes. is_whole: they completed a frame. is_partial: an incomplete frame remains."""
         self._bytes += PROGRESS_BYTES_MIN if is_whole else count
         self._is_partial = is_partial
         if is_partial and self._timer is None:
@@ -613,30 +613,30 @@ M_ARENA_MAX = -8
 
 
 def share_heap() -> None:
-    """Have the C library allocate for all threads from one heap: else each thread keeps what it has needed once. To be called before
-    there are threads."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
+    """Make the C library allocate from one heap for all threads: otherwise each thread keeps the memory that it has needed once.
+    Call it before there are threads."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None:
         mallopt(M_ARENA_MAX, 1)
 
 
 def trim_memory() -> None:
-    """Give freed memory of the C library back to the machine. For a thread."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+    """Return freed memory of the C library to the machine. For a thread."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 class Workers(Executor):
-    """The thread pool of one event loop, whose thread alone submits. ``count``: the number of threads.
+    """The thread pool of one event loop; only the loop's thread submits work. ``count``: the number of threads.
 
-    The threads are made when the agent starts, since none can be made later where the limit of processes is reached, as a fork bomb
-    among the tasks does. What could not be made is tried again with each call. As long as there is none at all, a call holds up the
-    event loop: that is slow, and the agent lives and can end the task.
+    The threads are made when the agent starts, since none can be made when the limit of processes is reached, for example by a
+    fork bomb in a task. Each call tries again to make missing threads. Without any thread, a call blocks the event loop: that is
+    slow, but the agent lives and can end the task.
     """
 
     def __init__(self, count: int = THREADS, end_s: float | None = None) -> None:
-        """end_s: longest time, in s, that `shutdown` waits for work that is under way; None: until it is done."""
+        """end_s: maximum time, in s, that `shutdown` waits for running work; None: until it is done."""
         self._count = count
         self._end_s = end_s
         self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
@@ -666,7 +666,7 @@ class Workers(Executor):
 
     def _grow(self) -> None:
         while len(self._threads) < self._count:
-            # A daemon: an agent that fails while it starts, before anybody shuts its threads down, ends.
+            # A daemon thread, so that an agent ends if it fails in its start, before its threads are shut down.
             thread = threading.Thread(target=self._run, name="worker", daemon=True)
             try:
                 thread.start()
@@ -683,7 +683,7 @@ class Workers(Executor):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             _carry_out(*work)
-            del work  # while it waits it holds neither arguments nor result, which may be megabytes
+            del work  # arguments and result may be megabytes: do not keep them while waiting
 
 
 def _carry_out(future: Future[R], work: Callable[[], R]) -> None:
@@ -698,7 +698,7 @@ def _carry_out(future: Future[R], work: Callable[[], R]) -> None:
 
 
 def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
-    """Do blocking work that may hang (a dead network mount) in a thread of its own, which holds up neither other work nor
+    """Do blocking work that may hang (a dead network mount) in a separate thread, which delays neither other work nor
     the end of the agent. Raises BlockingIOError if no thread can be made."""
     future: Future[R] = Future()
     done = asyncio.wrap_future(future)
@@ -710,6 +710,6 @@ def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], object]]) -> None:
-    """Make these calls in the loop's thread, from another one, in one turn; a loop that is closed already needs them no more."""
+    """From another thread, make these calls in the loop's thread, in one turn; ignored if the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(lambda: [call() for call in calls])

@@ -2,18 +2,18 @@
 
     STATE/spool/<name>.in           the data so far, to which the client appends; its beginning may be a hole
     STATE/spool/<name>.in-ended     a mark that the input has ended: its size in bytes
-    STATE/spool/<name>.in-left      a mark that its client has left it open on purpose: its size in bytes
+    STATE/spool/<name>.in-left      a mark that its client has deliberately left it open: its size in bytes
 
-An input whose end, or leaving, is acknowledged to its client is on the disk as a whole. A mark with a greater size than the
-file (the machine stopped in between) does not count. A file is open only while it is written to: there may be many thousands.
-The name is made of the submission's token, so that the file exists before the task does.
+When the end of an input, or a detach, is acknowledged to its client, the whole input is on disk. A mark with a greater size than
+the file (the machine stopped in between) is ignored. A file is open only during writes: there may be many thousands. The name is
+derived from the submission's token, so that the file can exist before the task.
 
-A task that runs at home is fed from this file. An attempt of another home is fed from a file in this node's spool, into which
-its fetch writes: its home serves the input over a stream, as far as it is asked for. The launcher feeds, and reports its
-progress; only so much more is requested. The size of the file says where to continue, after a broken stream and after a
-restart of this agent alike. Only the home ends an input. A request says how much the node has: that need not be kept for it
-any more, and a client may send so much more. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, and another attempt reads it
-from the beginning; beyond that, taken data is dropped, and the task has this one attempt.
+A task that runs at home is fed from this file. An attempt of another home is fed from a file in this node's spool, to which
+its fetch writes: its home serves the input over a stream, as far as it is requested. The launcher feeds the task and reports its
+progress, which limits further requests. The size of the file shows where to continue, both after a broken stream and after a
+restart of this agent. Only the home ends an input. A request reports how much the node has: the home need no longer keep that
+part, and the client may send as much more. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, so that another attempt can read
+it from the beginning. Beyond that, consumed data is dropped, and the task has only this attempt.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.input")
 
 INPUT_KEPT_BYTES_MAX = 64 << 20
-"""Bound up to which a whole input is kept until its task has ended."""
+"""Maximum size of an input that is kept as a whole until its task has ended."""
 INPUT_AHEAD_BYTES_MAX = 4 << 20
-"""Bound on what a client may send beyond what was taken."""
+"""Maximum number of bytes that a client may send beyond the consumed ones."""
 INPUT_UNASKED_BYTES_MAX = 8 << 20
-"""A client that does not wait for the answers, which say that there is room, may send so much beyond that."""
+"""Maximum number of bytes beyond that, from a client that does not wait for the answers."""
 PUNCH_BYTES = 4 << 20
-"""Least step in which taken input is dropped from the file."""
+"""Minimum step in which consumed input is dropped from the file."""
 NUMBER_CHARS_MAX = 20
 _SUFFIX, _ENDED, _LEFT = ".in", ".in-ended", ".in-left"
 
@@ -69,7 +69,7 @@ _ADDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLO
 
 
 class StdinFull(PeerloadError):
-    """The input cannot be kept."""
+    """The input cannot be stored."""
 
     code = "input"
 
@@ -79,7 +79,7 @@ def input_name(token: str) -> str:
 
 
 class DroppedBeginning:
-    """The beginning of an input's file, which is dropped in steps as it is taken."""
+    """The beginning of an input's file, which is dropped in steps as it is consumed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,10 +93,10 @@ class DroppedBeginning:
 
 
 class StoredStdin:
-    """Stored standard input of a task. size_bytes: received so far; has_ended: no more will come; taken_bytes:
-    taken by the running attempt; is_closed: that attempt takes no more; is_dropped: no attempt will, and no file
-    of it stays; feeder: the client that sends it; ends_with_feeder: it ends when that client is gone; window:
-    (rows, columns) of its terminal, if they have changed; uid: of its task, once there is one."""
+    """Stored standard input of a task. size_bytes: received so far; has_ended: no more will arrive; taken_bytes:
+    consumed by the running attempt; is_closed: that attempt reads no more; is_dropped: no attempt will read it, and its
+    files are removed; feeder: the client that sends it; ends_with_feeder: it ends when that client disconnects; window:
+    (rows, columns) of its terminal, if they have changed; uid: of its task, when there is one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,12 +130,12 @@ class StoredStdin:
             os.close(file)
 
     def add(self, data: bytes, offset: int | None) -> None:
-        """Add data. ``offset``: its place, None = at the end; data that came before is not kept twice. Raises
-        BadRequest for a gap, StdinFull if the disk does not take it, SlowDown if it is far more than there was room
-        for."""
+        """Add data. ``offset``: its place, None = at the end; data that has arrived before is ignored. Raises
+        BadRequest for a gap, StdinFull if the disk does not accept it, SlowDown if it exceeds the allowed size by
+        far."""
         at = self.size_bytes if offset is None else offset
         if at > self.size_bytes:
-            why = f"{self.size_bytes} bytes have come so far, and this begins at {at}"
+            why = f"{self.size_bytes} bytes have arrived so far, and this begins at {at}"
             raise BadRequest("a piece of the input is missing", why=why)
         data = data[self.size_bytes - at :]
         if self.has_ended or self._is_ending or not data:
@@ -155,17 +155,17 @@ class StoredStdin:
             return
         if self._unasked_bytes + bytes_ > INPUT_UNASKED_BYTES_MAX:
             why = f"{self.size_bytes - self.taken_bytes} bytes wait for the task to read them"
-            raise SlowDown("too much input at once: the answers say when there is room for more", why=why)
+            raise SlowDown("too much input at once: wait for the answers before sending more", why=why)
         self._unasked_bytes += bytes_
 
     def end(self) -> None:
-        """End the input. Nobody is told, so it need not be on the disk."""
+        """End the input. This is not acknowledged, so it need not be on disk."""
         if self.has_ended:
             return
         self._ended()
         try:
             write_private(self.path.with_suffix(_ENDED), b"%d" % self.size_bytes, is_durable=False)
-        except OSError as error:  # after a restart of the agent no client continues it: it ends there
+        except OSError as error:  # after a restart of the agent, no client continues the input, so it ends then
             log.warning("cannot write the end mark of an input: error=%s", error)
 
     def _ended(self) -> None:
@@ -181,7 +181,7 @@ class StoredStdin:
             await asyncio.to_thread(self._seal, _ENDED)
         except OSError as error:
             self._is_ending = False
-            if self.is_closed:  # its task was over in the meantime
+            if self.is_closed:  # its task has ended meanwhile
                 return
             raise _full(error) from None
         finally:
@@ -189,7 +189,7 @@ class StoredStdin:
                 self._ended()
 
     async def leave(self) -> None:
-        """Leave the input open while its client goes: another may continue it. It is on the disk afterwards. Raises
+        """Leave the input open while its client detaches, so that another can continue it. It is on disk afterwards. Raises
         StdinFull."""
         self.feeder = None
         self.was_left = True
@@ -200,13 +200,13 @@ class StoredStdin:
                 raise _full(error) from None
 
     def _seal(self, suffix: str) -> None:
-        """Sync the file, then write a mark that says so; for a thread. Raises OSError."""
+        """Sync the file, then write a mark for that; for a thread. Raises OSError."""
         size_bytes = self.size_bytes
         with self._opened() as file:
             os.fsync(file)
         mark = self.path.with_suffix(suffix)
         write_private(mark, b"%d" % size_bytes)
-        if self.is_dropped:  # its task was over in the meantime
+        if self.is_dropped:  # its task has ended meanwhile
             remove(mark)
 
     @property
@@ -214,7 +214,7 @@ class StoredStdin:
         return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
 
     async def room(self) -> dict[str, Any]:
-        """Wait until more may be sent, or no more is wanted → the answer to the client: offset, wanted, ended."""
+        """Wait until the client may send more, or no more is needed → the answer to the client: offset, wanted, ended."""
         with self.watched() as changed:
             while not (self.has_room or self.is_closed or self.has_ended):
                 changed.clear()
@@ -223,18 +223,18 @@ class StoredStdin:
 
     @property
     def is_too_large(self) -> bool:
-        """True if the beginning of the file is to be dropped."""
+        """True if the beginning of the file has to be dropped."""
         return self.size_bytes > INPUT_KEPT_BYTES_MAX and not self.is_cut
 
     def began(self, key: str) -> None:
-        """Begin or continue to send the input to this attempt."""
+        """Start or continue to send the input to this attempt."""
         if key != self._key:
             self._key = key
             self.taken_bytes = 0
             self.is_closed = False
 
     def take(self, bytes_: int, *, is_closed: bool) -> None:
-        """The attempt that runs has so many bytes of it; ``is_closed``: it takes no more."""
+        """Record that the running attempt has ``bytes_`` bytes of it; ``is_closed``: it reads no more."""
         taken_bytes = max(self.taken_bytes, min(bytes_, self.size_bytes))
         if (taken_bytes, is_closed) == (self.taken_bytes, self.is_closed):
             return
@@ -270,7 +270,7 @@ class StdinStore:
         self._open: dict[str, StoredStdin] = {}
 
     def get(self, name: str) -> StoredStdin:
-        """The input of this name; made if there is none. Raises OSError."""
+        """The input of this name; created if there is none. Raises OSError."""
         known = self._open.get(name)
         if known is None:
             known = self._open[name] = StoredStdin(self._directory / f"{name}{_SUFFIX}")
@@ -311,11 +311,11 @@ def _append(file: int, data: bytes, size_bytes: int) -> None:
 
 
 def _full(error: OSError) -> StdinFull:
-    return StdinFull("the input cannot be kept", why=str(error.strerror), hint="df -h")
+    return StdinFull("the input cannot be stored", why=str(error.strerror), hint="df -h")
 
 
 def opened(path: Path) -> int:
-    """The file of an input, to add to it; what a task has put in its place goes. Raises OSError."""
+    """Open the file of an input for appending; replaces anything that a task has put in its place. Raises OSError."""
     flags = _ADDING | os.O_CREAT
     try:
         return os.open(path, flags, 0o600)
@@ -336,11 +336,11 @@ def _marked(path: Path) -> int:
 
 
 FETCHED_AHEAD_BYTES_MAX = 4 << 20
-"""Bound on what is fetched beyond what the task has read."""
+"""Maximum number of bytes that are fetched beyond those that the task has read."""
 REPORT_EVERY_BYTES = 1 << 20
-"""Number of bytes read after which the home is told the progress."""
+"""Number of read bytes after which the progress is reported to the home."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
-"""A home that cannot be reached is tried again after the first, then twice as long each time, up to the second."""
+"""First and longest pause before an unreachable home is tried again; each pause doubles."""
 
 
 class StdinFetch:
@@ -365,14 +365,14 @@ class StdinFetch:
         self._launcher.feed(self.remote.key, self.size_bytes, has_ended=self.has_ended)
 
     async def run(self) -> None:
-        """Fetch until the end has come, or the home knows that no more is read. A broken stream is continued."""
+        """Fetch until the end has arrived, or the home knows that no more is read. A broken stream is resumed."""
         wait_s = RETRY_S_MIN
         while True:
             before = self.size_bytes
             try:
                 if await self._fetch():
                     return
-                why = "it knows no such attempt (any more)"
+                why = "its home does not know the attempt (any more)"
             except (PeerloadError, OSError, TimeoutError) as error:
                 why = str(error)
             wait_s = RETRY_S_MIN if self.size_bytes > before else min(wait_s * 2, RETRY_S_MAX)
@@ -380,7 +380,7 @@ class StdinFetch:
             await asyncio.sleep(wait_s)
 
     async def _fetch(self) -> bool:
-        """Fetch over one stream. → True if that was all; False if the home knows no such attempt."""
+        """Fetch over one stream → True if the input is complete; False if the home does not know the attempt."""
         remote = self.remote
         reader, link = await self._links.open_stream(remote.home, (InputChunk, InputEnd, InputWindow))
         self._link = link
@@ -405,7 +405,7 @@ class StdinFetch:
 
     def _take(self, piece: InputChunk) -> None:
         if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._requested_bytes:
-            why = f"{self.size_bytes} bytes are here, and it begins at {piece.offset}"
+            why = f"{self.size_bytes} bytes are here, and the piece begins at {piece.offset}"
             raise PeerloadError(f"the input of {self.remote.task} arrived out of order", why=why)
         _append(self._file, piece.data, self.size_bytes)
         self.size_bytes += len(piece.data)
@@ -419,19 +419,21 @@ class StdinFetch:
         self.feed()
 
     def fed(self, offset: int, *, is_closed: bool) -> None:
-        """The launcher has fed so much; ``is_closed``: its task reads no more."""
+        """Record that the launcher has fed ``offset`` bytes; ``is_closed``: its task reads no more."""
         self.fed_bytes = max(self.fed_bytes, offset)
         self._beginning.drop(self.fed_bytes)
         if is_closed and not self.is_closed and not (self.has_ended and self.remote.spec.terminal is not None):
             self.is_closed = True
-            if self._link is not None and self.work is not None:  # else the next link's first request reports it
+            if (
+                self._link is not None and self.work is not None
+            ):  # otherwise the first request over the next link reports it
                 self._report_progress()
                 self.work.cancel()
         elif self.fed_bytes - self._reported_bytes >= REPORT_EVERY_BYTES:
             self._report_progress()
 
     def _report_progress(self) -> None:
-        """Tell the home how much was read: it may drop that, and send on."""
+        """Report to the home how much was read: it may drop that part, and send more."""
         if self._link is None:
             return
         self._reported_bytes = self.fed_bytes
@@ -459,7 +461,7 @@ class StdinFetches:
         self._fetches: dict[str, StdinFetch] = {}
 
     def begin(self, remote: RemoteTask) -> None:
-        """Fetch for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
+        """Start the fetch for an attempt that runs here, if it is not running; report the available size to the launcher. Raises
         OSError."""
         fetch = self._fetches.get(remote.key)
         if fetch is None:
@@ -480,7 +482,7 @@ class StdinFetches:
             remove(fetch.path)
 
     async def close(self) -> None:
-        """Stop all; what is here is gone on with by the next start."""
+        """Stop all fetches; the next start resumes them."""
         fetches = list(self._fetches.values())
         self._fetches.clear()
         for fetch in fetches:
@@ -490,7 +492,7 @@ class StdinFetches:
 
 @dataclass(eq=False, repr=False)
 class StdinForwarding:
-    """The forwarding of one agent. inputs: of tasks of this home; fetches: for attempts of other homes."""
+    """The forwarding of input in one agent. inputs: of tasks of this home; fetches: for attempts of other homes."""
 
     _node: Node
     _launcher: LauncherLink
@@ -503,7 +505,7 @@ class StdinForwarding:
     _cuts_requested: set[bytes] = field(default_factory=set, init=False)
 
     def source(self, action: SpawnTask) -> str:
-        """The file that the stdin of an attempt that takes input is to be fed from; "" = /dev/null. `begin` when it was
+        """The file that feeds the stdin of an attempt that reads input; "" = /dev/null. Call `begin` when the attempt was
         ordered. Raises OSError."""
         task = self._node.home.by_id.get(action.task) if action.home == self._node.state.identity.node else None
         if task is not None:
@@ -511,7 +513,7 @@ class StdinForwarding:
         return str(self._spool.input_path(action.key))
 
     def begin(self, key: str) -> None:
-        """Forward the input of an attempt that the launcher starts or runs: report the size of its file, and what comes later."""
+        """Forward the input of an attempt that the launcher starts or runs: report the size of its file, now and when it grows."""
         uid = bytes.fromhex(key.partition("-")[0])
         task = self._node.home.tasks.get(uid)
         if task is not None and task.key == key and task.phase is HomePhase.HERE:
@@ -541,8 +543,8 @@ class StdinForwarding:
         self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
     def adopt(self, *, is_first: bool) -> None:
-        """Continue to forward input to all that runs here, after a launcher was listed. ``is_first``: this agent has
-        just been started, and what is nobody's may go."""
+        """Continue to forward input to all attempts that run here, after a launcher was listed. ``is_first``: this agent has
+        just been started, and inputs without a task may be removed."""
         node = self._node
         if is_first:
             self._inputs.drop_others({task.record.input for task in node.home.tasks.values()})
@@ -572,13 +574,13 @@ class StdinForwarding:
                 self._launcher.resize(task.key, *window)
 
     def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
-        """Drop the beginning of an input that is too large; the decision is durable first."""
+        """Drop the beginning of an input that is too large, after the decision is durable."""
         if source.is_too_large and uid not in self._cuts_requested:
             self._cuts_requested.add(uid)
             self._inbox.put(InputCut(uid))
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
-        """The launcher has fed so much to this attempt; ``is_closed``: it reads no more."""
+        """Record that the launcher has fed ``offset`` bytes to this attempt; ``is_closed``: it reads no more."""
         source = self._here.get(key)
         if source is not None:
             source.take(offset, is_closed=is_closed)
@@ -590,7 +592,7 @@ class StdinForwarding:
             self._inbox.put(InputCame(record.uid))
 
     def changed(self, action: TaskChanged) -> None:
-        """Take a change of a task with input: if it runs here no longer, forwarding to its last attempt ends."""
+        """Process a change of a task with input: if it no longer runs here, forwarding to its last attempt ends."""
         record = action.record
         if record.state.is_final:
             self._cuts_requested.discard(record.uid)
@@ -609,7 +611,7 @@ PIECE_BYTES_MAX = 256 << 10
 
 
 class ServedStdin:
-    """Standard input that is served to another node: the last request of ``node``, and how far it was sent."""
+    """Standard input that is served to another node: the last request of ``node``, and the progress of sending."""
 
     def __init__(
         self,
@@ -628,7 +630,7 @@ class ServedStdin:
         self.work: asyncio.Task[None] | None = None
 
     def requested(self, request: InputRequest) -> None:
-        """Take a further request. One that the task reads no more counts at once: its node closes the connection behind it."""
+        """Process a further request. A report that the task reads no more takes effect immediately: its node then disconnects."""
         self.request = request
         task = self._task() if request.is_closed else None
         if task is not None:
@@ -658,7 +660,7 @@ class ServedStdin:
             os.close(file)
 
     def _task(self) -> HomeTask | None:
-        """The task that this node runs for us, None if it does not (any more)."""
+        """The task that the other node runs for this home; None if it does not (any more)."""
         request = self.request
         task = self._server.node.home.tasks.get(request.uid)
         if task is None or not task.record.input or task.record.state is not TaskState.LEASED:
@@ -701,7 +703,7 @@ class StdinServer:
         self._served: dict[PeerConnection, ServedStdin] = {}
 
     def received(self, link: PeerConnection, node: str, message: InputRequest, /) -> None:
-        """A node asks for the input of an attempt, or for more of it."""
+        """Process a node's request for the input of an attempt, or for more of it."""
         served = self._served.get(link)
         if served is None:
             served = self._served[link] = ServedStdin(self, link, node, message)

@@ -1,12 +1,12 @@
 """The agent as a service: notifications of the service manager (systemd) that started it, the socket that it has passed, health
 check, readiness, watchdog keep-alives, and reload of the settings on SIGHUP.
 
-The protocol is a few datagrams (sd_notify(3)) and variables (sd_listen_fds(3)). The variables are taken out of the
-environment, so that no child process takes them for its own.
+The protocol is a few datagrams (sd_notify(3)) and variables (sd_listen_fds(3)). The variables are removed from the
+environment, so that no child process uses them.
 
 Readiness and keep-alives are sent only after the health check has passed: the socket answers, the store commits, the launcher
-answers. So an agent that merely has a process is restarted. A SIGHUP reloads the settings: those in LIVE take effect, and so
-do a new certificate and new statements of the CA; the others are reported to wait for a restart. A file with a mistake
+answers. So an agent whose process runs but does not work is restarted. A SIGHUP reloads the settings: those in LIVE take effect, as
+do a new certificate and new statements of the CA; the others are reported as waiting for a restart. A file with a mistake
 changes nothing.
 """
 
@@ -56,7 +56,7 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LI
 
 
 class ServiceManager:
-    """The service manager, as far as this process was started by one. environment: of this process; VARIABLES are removed from
+    """The service manager that started this process, if any. environment: of this process; VARIABLES are removed from
     it. watchdog_s: interval of the watchdog, 0 = none. Raises ConfigError if the passed socket cannot be used."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
@@ -120,7 +120,7 @@ def _address(found: str) -> str | None:
 
 
 def _watchdog_s(usec: str, pid: str) -> float:
-    """The watchdog's interval; 0 if none is set, or it is for another process."""
+    """The watchdog's interval; 0 if none is set, or it applies to another process."""
     if not usec.isascii() or not usec.isdigit() or (pid and pid != str(os.getpid())):
         return 0.0
     return max(int(usec[:18]) / 1e6, WATCHDOG_S_MIN) if int(usec[:18]) else 0.0
@@ -149,7 +149,7 @@ def _passed_socket(count: str, pid: str, names: str) -> socket.socket | None:
 
 
 def check_passed_socket(listener: socket.socket, path: str) -> None:
-    """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and only root or we can write to it
+    """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and only root or this user can write to it
     or replace it."""
     if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_STREAM:
         raise _unusable("it is not a Unix stream socket")
@@ -166,7 +166,7 @@ def check_passed_socket(listener: socket.socket, path: str) -> None:
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in ours or status.st_mode & 0o002:
         raise _unusable(f"{path} is not ours alone, or open to everybody", hint="SocketUser=peerload SocketMode=0660")
     if above.st_uid not in ours or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
-        raise _unusable(f"others may replace {path}", hint=f"chmod 755 {Path(path).parent}")
+        raise _unusable(f"other users may replace {path}", hint=f"chmod 755 {Path(path).parent}")
 
 
 def _unusable(why: str, hint: str = "") -> ConfigError:
@@ -189,7 +189,7 @@ class HealthCheck:
         self._launcher = launcher
 
     async def trouble(self, within_s: float) -> str:
-        """The reason why this agent does not do its work, "" if it does. Each check may take so many seconds."""
+        """The reason why this agent does not work, "" if it does. Each check may take ``within_s`` seconds."""
         checks = {
             "its socket does not answer": _socket_answers(self._socket),
             "its store does not commit": _store_commits(self._store),
@@ -200,7 +200,7 @@ class HealthCheck:
 
 
 async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
-    """Run a check within so many seconds → None if it passed, else what to add to its message."""
+    """Run a check with a time limit → None if it passed, else the end of its message."""
     try:
         async with asyncio.timeout(within_s):
             return None if await check else ""
@@ -226,7 +226,7 @@ async def _socket_answers(path: str) -> bool:
 
 
 async def _store_commits(store: Store) -> bool:
-    """True if a row reaches the disk. A commit that waits for disk space passes: it is meant to wait, is reported
+    """True if a row reaches the disk. A commit that waits for disk space passes: the wait is intended and reported
     elsewhere, and a restart would not help."""
     if store.is_stalled:
         return True
@@ -259,19 +259,19 @@ LIVE = (
     "retention_every_s",
     "task_processes_max",
 )
-"""The settings that take effect on reload; of those about users, the system launcher reads a changed file by itself."""
+"""The settings that take effect on reload. The system launcher itself reads changed settings about users."""
 CHECK_S = 10.0
 """Timeout of a health check without a watchdog."""
 SERVICE_HINT = "systemctl start peerload        for yourself:  peerload up"
 AGAIN_S = 1.0
 """Pause before the next check of an agent that is not ready."""
 SIGNS_PER_WATCHDOG = 2
-"""Keep-alives in each interval of the watchdog."""
+"""Number of keep-alives in each interval of the watchdog."""
 
 
 @dataclass(eq=False, repr=False)
 class Service:
-    """The service of one agent, from the moment at which it serves. settings: None if there is nothing to reload."""
+    """The service of one agent, from the time when it is up. settings: None if there is nothing to reload."""
 
     _manager: ServiceManager
     _health: HealthCheck
@@ -281,7 +281,7 @@ class Service:
     _last_trouble: str = ""
 
     def start(self) -> None:
-        """Reload on SIGHUP from now on. For an agent in a terminal SIGHUP keeps its meaning: it ends with the terminal."""
+        """Reload on SIGHUP from now on. In a terminal, SIGHUP keeps its meaning: the agent ends with the terminal."""
         if self._settings is not None and not _has_terminal():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
@@ -337,12 +337,12 @@ class SettingsReload:
     _journal: EventLog
 
     def reload(self) -> str:
-        """Reload everything. What cannot be used changes nothing. → what was done, for people."""
+        """Reload everything. Invalid input changes nothing. → a description of the outcome."""
         try:
             outcome = self._reloaded()
         except PeerloadError as error:
             hint = f" ({error.hint})" if error.hint else ""
-            outcome = f"not reloaded, what was in force stays: {error}{hint}"
+            outcome = f"not reloaded, the previous settings stay in force: {error}{hint}"
             log.error("settings not reloaded: error=%s hint=%s", error, error.hint or "peerload config check")  # noqa: TRY400 -- an error of the user
             self._journal.record("agent", "not reloaded", reason=str(error))
         else:
@@ -369,7 +369,7 @@ class SettingsReload:
 
 
 def _has_terminal() -> bool:
-    """True if this process has a terminal, whose end a SIGHUP reports."""
+    """True if this process has a terminal, whose end is reported by SIGHUP."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -378,13 +378,13 @@ def _has_terminal() -> bool:
 
 
 def check_service_places(config: AgentConfig, manager: ServiceManager, service_state: str) -> None:
-    """Check an agent in system mode: it must not be root where its service's files are (``service_state``), and must be
-    able to write its state and to make its socket, unless that was passed. Raises ConfigError before anything is made.
+    """Check an agent in system mode: it must not be root if its service's files are there (``service_state``), and must be
+    able to write its state and make its socket, unless the socket was passed. Raises ConfigError before anything is made.
     """
     if config.mode != "system":
         return
     if os.geteuid() == 0 and config.state == service_state:
-        why = f"what it wrote to {config.state} would be root's, and its service could not read it"
+        why = f"its files in {config.state} would belong to root, and its service could not read them"
         raise ConfigError("mode", "the agent of all users does not run as root", why=why, hint=SERVICE_HINT)
     _check("state", Path(config.state))
     handed_over = manager.listener(config.socket)

@@ -1,6 +1,6 @@
-"""The web server (`[web] listen`) as a child of the agent: started, watched, started again with a bound, ended with the agent.
+"""The web server (`[web] listen`) as a child of the agent: started, watched, restarted up to a limit, ended with the agent.
 
-Its standard input is a pipe whose other end only the agent has: where the agent is killed, the server reads the end and stops.
+Its standard input is a pipe whose other end only the agent has: if the agent is killed, the server sees the end and stops.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 STARTS_MAX = 6
-"""Bound on starts in a row that end soon; after them, the server is given up until the agent's next start."""
+"""Maximum number of successive starts that end soon; after them, the server stays off until the agent's next start."""
 LIVED_S_MIN = 60.0
-"""A server that ends earlier counts as having ended soon."""
+"""Run time below which a server counts as having ended soon."""
 PAUSE_S = 1.0
 """Pause before the second start; it doubles."""
 STOP_S_MAX = 3.0

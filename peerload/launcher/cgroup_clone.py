@@ -1,8 +1,8 @@
-"""Starts of processes directly in another cgroup than the launcher's, so that none is moved: `CgroupClone`. Used by it alone."""
+"""Starts of processes directly in another cgroup, so that they need no move: `CgroupClone`. Used by the launcher alone."""
 
 from __future__ import annotations
 
-import ctypes  # it costs a megabyte
+import ctypes  # takes a megabyte of memory
 import os
 import signal
 
@@ -16,19 +16,19 @@ CLONE_INTO_CGROUP = 0x2_0000_0000
 SETSIGDEF, SETSIGMASK, SETSID, SETCGROUP = 0x04, 0x08, 0x80, 0x100
 """Flags of posix_spawnattr_setflags, see <spawn.h> of glibc."""
 OPAQUE_BYTES = 1024
-"""More than any of the opaque structures of <spawn.h> and <signal.h> takes, of which the largest has 336 bytes."""
+"""Larger than each opaque structure of <spawn.h> and <signal.h>; the largest has 336 bytes."""
 
 
 class CgroupClone:
     """clone3(CLONE_INTO_CGROUP), Linux 5.7: starts processes in the cgroup that was entered last, until `leave`.
 
-    signals_default: those that have their default effect in what is spawned. can_spawn: the C library has what `posix_spawn`
-    needs, glibc from 2.39 on; as opposed to `fork`, it copies no page of the launcher.
+    signals_default: signals that have their default effect in a spawned process. can_spawn: the C library (glibc from 2.39 on)
+    supports `posix_spawn` here; unlike `fork`, it copies no page of the launcher.
     """
 
     def __init__(self, signals_default: Iterable[int]) -> None:
         self._directory = -1
-        self._libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the interpreter's lock, which a forked child needs
+        self._libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock, which a forked child needs
         self._attributes = ctypes.create_string_buffer(OPAQUE_BYTES)
         self.can_spawn = hasattr(self._libc, "posix_spawnattr_setcgroup_np")
         if self.can_spawn:
@@ -68,7 +68,7 @@ class CgroupClone:
         environment: dict[bytes, bytes],
         file_actions: Sequence[tuple[Any, ...]],
     ) -> int:
-        """The same as `os.posix_spawn` in a session of its own without blocked signals → the pid. Raises OSError, ValueError,
+        """Same as `os.posix_spawn`, with a new session and no blocked signals → the pid. Raises OSError, ValueError,
         TypeError."""
         libc, actions, pid = self._libc, ctypes.create_string_buffer(OPAQUE_BYTES), ctypes.c_int()
         if b"" in environment or (b"=" in b"".join(environment) and any(b"=" in name[1:] for name in environment)):

@@ -1,8 +1,8 @@
-"""Limits on the processes of a task, and its share of the processors, by cgroups of either version, where the launcher
-may make them. For a launcher that serves all users, or is told to enforce cores; the imports are few.
+"""Process limits and CPU shares of tasks by cgroups of either version, where the launcher may make them. For a launcher
+that serves all users or enforces cores; the imports are few.
 
-Where processes cannot be counted for a task, those of a guest are bounded by its uid (RLIMIT_NPROC), and those of
-others are not. Empty cgroups are reused: to make and to remove one costs more than to start a process.
+Where the processes of a task cannot be counted, those of a guest are limited by its uid (RLIMIT_NPROC), and those of
+other tasks are not limited. Empty cgroups are reused: making and removing one costs more than starting a process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000
 SHARES_OF_ONE, SHARES_MAX = 1024, 262_144
 """Weight of a task that asks for one processor, in version 1."""
 PROCESSES_MIN = 2
-"""The launcher itself is in there while it forks."""
+"""Counts the launcher, which is in the cgroup while it forks."""
 NAME = "shares"
 """File with the place of these cgroups, for the next launcher."""
 NO_COUNT = "the processes of a task are not counted: those of a guest are bounded by its uid, those of others are not"
@@ -33,8 +33,8 @@ QUOTA_US_MIN = 1000
 
 
 class CgroupLimits:
-    """Cgroups beside the ``units``, by the keys of tasks. root_name: the name of their roots. unenforced: what could
-    not be had here."""
+    """Cgroups beside the ``units``, by the keys of tasks. root_name: the name of their roots. unenforced: sentences about
+    what cannot be enforced here."""
 
     def __init__(
         self, directory: str, units: Units, root_name: str, controllers: tuple[bytes, ...] = (PIDS, CPU)
@@ -70,14 +70,14 @@ class CgroupLimits:
         self._roots[controller] = f"{own}/{root_name}"
 
     def enter(self, key: str, processes_max: int, cpus: float, cpus_max: float = 0.0) -> None:
-        """Count what the launcher starts from here on for this key, which gets a share of the processors by ``cpus``, and at most
-        ``cpus_max`` of them (0: no bound). Raises OSError."""
+        """Count the processes that the launcher starts from now on for this key. Their share of the processors depends on ``cpus``;
+        they get at most ``cpus_max`` of them (0: no bound). Raises OSError."""
         quota_us = max(int(cpus_max * PERIOD_US), QUOTA_US_MIN) if cpus_max else 0
         if self._roots:
             number = self._numbers[key] = self._idle.pop() if self._idle else self._next()
             try:
                 self._enter_cgroups(number, processes_max, cpus, quota_us)
-            except FileNotFoundError:  # a service manager tidies up what is empty
+            except FileNotFoundError:  # a service manager removes empty cgroups
                 self._make(number)
                 self._enter_cgroups(number, processes_max, cpus, quota_us)
         for controller in self._in_units:
@@ -115,7 +115,7 @@ class CgroupLimits:
             os.write(self._homes[self._inside.pop()], b"0")
 
     def close(self, key: str) -> None:
-        """Release the cgroups of a task of which nothing is left."""
+        """Release the cgroups of a task without processes."""
         number = self._numbers.pop(key, 0)
         if not number:
             return
@@ -134,7 +134,7 @@ class CgroupLimits:
 
 
 def _set_quota(path: str, quota: bytes) -> None:
-    """Set the bound on processor time. A kernel without quotas has no such file."""
+    """Set the quota of processor time. A kernel without quotas has no such file."""
     if os.path.exists(path):
         write(path, quota)
 

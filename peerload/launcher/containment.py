@@ -1,15 +1,15 @@
-"""Containment: a unit holds all processes of one task, so that they can be frozen, thawed, killed and limited together, wherever
-they went.
+"""Containment: a unit holds all processes of one task, wherever they are started, so that they can be frozen, thawed, killed and
+limited together.
 
-There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2``, where the kernel keeps
-the set, so that nothing leaves it by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py),
-which needs nothing and finds processes by scanning /proc. Both implement `Units` and pass one conformance suite. Each lists
+The launcher takes the first backend that works. With ``cgroup2`` the kernel keeps the set of processes: none leaves it by a
+session of its own, by going into the background or by forking fast. ``bare`` (proc_scan.py) needs nothing and finds processes by
+scanning /proc. Both implement `Units` and pass one conformance suite. Each lists
 in ``unenforced`` what it cannot promise. The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher
 run>/peerload-<key>``.
 
 `MemoryLimits` has three backends. ``cgroup2``: the kernel limits the unit as a whole (swap excluded), and kills all of it.
-``cgroup1``: the same by a cgroup in the memory hierarchy of version 1, whatever the unit is. ``rlimit``: each process by itself is
-refused more (RLIMIT_DATA); works everywhere. What a task was short of is read when its leader has ended.
+``cgroup1``: the same by a cgroup in the memory hierarchy of version 1, with any units. ``rlimit``: limits each process by itself
+(RLIMIT_DATA); works everywhere. Memory use is read when the leader of a task has ended.
 
 Cgroups lie under one root per launcher run, below the cgroup that the launcher was started in, so that limits and the end of that
 cgroup hold for tasks too. Used by the launcher alone; the imports are few.
@@ -46,9 +46,9 @@ class Units:
 
     def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", clones: bool = False) -> None:
         """Place processes that the launcher starts, until `leave`, into the unit of this key, from their first
-        instruction on. is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit,
-        where units can have parts; it enters by itself. clones: it is started by a `CgroupClone`. Raises OSError if there
-        can be no such unit, or there is one already."""
+        instruction on. is_fresh: the unit is not reused from another task, nor for one. inside: key of the unit that it is
+        part of, where units can have parts; the process enters it by itself. clones: a `CgroupClone` starts the process.
+        Raises OSError if there can be no such unit, or it exists already."""
 
     def leave(self) -> None:
         """Stop putting new processes into the unit that was entered."""
@@ -58,10 +58,10 @@ class Units:
         return []
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
-        """Record the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
+        """Record the leader of the session. start: clock ticks since boot (0 unless `is_proc_scan`)."""
 
     def freeze(self, key: str) -> None:
-        """Stop the execution of all its processes, and of those that they fork, until `thaw`."""
+        """Stop all its processes, and those that they fork, until `thaw`."""
         raise NotImplementedError
 
     def refreeze(self, keys: list[str]) -> None:
@@ -71,7 +71,7 @@ class Units:
         raise NotImplementedError
 
     def kill(self, key: str) -> None:
-        """SIGKILL to all of it, frozen or not. To be repeated until `close` returns True."""
+        """Send SIGKILL to all its processes, frozen or not. Repeat it until `close` returns True."""
         raise NotImplementedError
 
     def processes(self, key: str) -> list[int]:
@@ -86,8 +86,8 @@ class Units:
         return -1.0
 
     def close(self, key: str) -> bool:
-        """Remove the unit of an ended leader that is not reaped yet. → True if no process was left; else those left
-        are being killed, and it has to be called again."""
+        """Remove the unit of an ended leader that is not reaped yet. → True if no process was left. Otherwise the
+        processes are being killed, and it has to be called again."""
         raise NotImplementedError
 
     def remove(self) -> None:
@@ -120,7 +120,7 @@ class MemoryLimits:
         raise NotImplementedError
 
     def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as `Cgroup1Memory` has it
-        """True if a process of it was killed for lack of memory, so that the others have to be."""
+        """True if one of its processes was killed for lack of memory; the others have to be killed, too."""
         return False
 
     def used(self, key: str) -> MemoryUse:
@@ -131,13 +131,13 @@ class MemoryLimits:
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Remove the remaining cgroup; there are no tasks."""
+        """Remove the root cgroup; there are no tasks left."""
 
 
 SIGNALS_DEFAULT = tuple(
     number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 )
-"""Signals that have their default effect in a process that is started; the C library keeps two."""
+"""Signals that are reset to their default effect in a started process; the C library reserves two others."""
 PREFIX = "peerload-"
 REPORT_S = 10.0
 """Interval of log lines about processes that do not end."""
@@ -169,7 +169,7 @@ def read(path: str) -> bytes:
 
 
 def read_short(path: str) -> bytes:
-    """Read a file of the kernel that is shorter than SHORT_BYTES, and so comes with one read; empty if it is gone."""
+    """Read a file of the kernel that is shorter than SHORT_BYTES, with one read; empty if it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -185,17 +185,17 @@ def read_short(path: str) -> bytes:
 ROOT_PREFIX = "peerload."
 FREEZE_LOOKS_MAX = 20
 FREEZE_LOOK_S = 0.0005
-"""A cgroup is checked this many times, this far apart, until it is frozen; the next call finds processes that have forked meanwhile."""
+"""Number and interval of the checks that a cgroup is frozen; the next call finds processes that have forked meanwhile."""
 IDLE_MAX = 64
 """Empty directories kept for the next tasks."""
 OPEN_MAX = 12
-"""Directories whose files are kept open, three of each."""
+"""Directories whose files (three each) are kept open."""
 END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
-"""The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
+"""The cgroup of the agent and its launcher within the agent's service, beside the cgroups of tasks."""
 FORK_PAUSE_S, FORKS_IN_A_ROW_MAX = 0.04, 2
-"""Pause after which the next processes are forked by `CgroupClone`, and their number before a burst goes on by moves between
-cgroups. The first move after 10 to 20 ms waits for a grace period of RCU, 14 ms, but a fork takes ten times the processor time."""
+"""After such a pause, this many processes are forked by `CgroupClone`; the rest of a burst is moved between cgroups. The first
+move after 10 to 20 ms waits 14 ms for an RCU grace period, but a fork takes ten times the processor time."""
 SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX = 0.01, 50
 """The same for spawns by `CgroupClone`, each of which takes 0.07 ms more processor time than a move."""
 _OUTSIDE = (
@@ -204,12 +204,12 @@ _OUTSIDE = (
 
 
 class Cgroup2(Units):
-    """`Units` of the unified hierarchy: cgroup.freeze (Linux 5.2) and, where there is one, cgroup.kill (5.14). Raises OSError where
-    this does not work.
+    """`Units` of the unified hierarchy: cgroup.freeze (Linux 5.2) and, if available, cgroup.kill (5.14). Raises OSError where
+    these do not work.
 
-    A directory that has become empty is used again: to make and to remove one costs more than to start a process. has_memory:
-    memory can be limited, which is possible only where no process is in the cgroup above: in the root of all, or where a service
-    manager was told to keep the agent in a cgroup by itself, called SUBGROUP (systemd 254). Processes are never moved out of the
+    An empty directory is used again: making and removing one costs more than starting a process. has_memory: memory can be
+    limited. This needs a parent cgroup without processes: the root of all, or that of a service whose manager
+    keeps the agent in a subgroup called SUBGROUP (systemd 254). Processes are never moved out of the
     way: a service whose own cgroup is divided cannot be started again.
     """
 
@@ -245,7 +245,7 @@ class Cgroup2(Units):
             raise
 
     def _place(self, own: str) -> str:
-        """The directory of the root, for a launcher in the cgroup ``own``: beside the agent's, where its service has both."""
+        """The directory of the root, for a launcher in the cgroup ``own``: beside it if that is SUBGROUP and memory is limited."""
         above, _, last = own.rpartition("/")
         place = above if last == SUBGROUP and not read(above + "/cgroup.procs") else own
         if b"memory" in read(place + "/cgroup.controllers").split() and _divides_memory(place):
@@ -290,8 +290,8 @@ class Cgroup2(Units):
             self.close("trial")
 
     def prefers_clone(self, *, in_lane: bool = False) -> bool:
-        """True if the next process should be started by ``clone``, which moves nothing, instead of by entering its unit. in_lane: it
-        follows another in a lane, and is not forked. No fork beside another thread, either: the child would wait for it."""
+        """True if ``clone`` should start the next process, instead of a move to its unit. in_lane: the process follows another in a
+        lane, and is not forked. Nothing is forked while another thread runs: the child would wait for it."""
         if self.clone is None or (in_lane and not self.clone.can_spawn):
             return False
         spawns = SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX
@@ -306,17 +306,17 @@ class Cgroup2(Units):
         return self._paths[key]
 
     def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", clones: bool = False) -> None:
-        """See `Units`. The launcher enters the cgroup itself, since a child starts in that of its parent; not if it
-        ``clones``."""
+        """See `Units`. The launcher enters the cgroup itself, since a child starts in the cgroup of its parent; with
+        ``clones`` it does not."""
         if key in self._paths:
-            raise FileExistsError(errno.EEXIST, "its unit is there")
+            raise FileExistsError(errno.EEXIST, "its unit exists")
         if is_fresh:
             self._fresh.add(key)
         while self._idle and not is_fresh and not inside:
             path = self._idle.pop()
             try:
                 self._begin_in(path, clones=clones)
-            except OSError as error:  # a service manager tidies up what is empty
+            except OSError as error:  # a service manager removes empty cgroups
                 if error.errno not in {errno.ENOENT, errno.ENODEV}:
                     raise
                 self._close_files(path)
@@ -350,7 +350,7 @@ class Cgroup2(Units):
         self._is_moved = True
 
     def _open_files(self, path: str) -> None:
-        """Keep the files of a directory open that is used again and again."""
+        """Keep the files of a reused directory open."""
         if path in self._files or len(self._files) >= OPEN_MAX:
             return
         names = (("cgroup.procs", os.O_WRONLY), ("cgroup.events", os.O_RDONLY), ("cpu.stat", os.O_RDONLY))
@@ -358,7 +358,7 @@ class Cgroup2(Units):
         try:
             for name, mode in names:
                 fds.append(os.open(f"{path}/{name}", mode | os.O_CLOEXEC))
-        except OSError:  # short of descriptors, say
+        except OSError:  # for example, no descriptor is free
             for fd in fds:
                 os.close(fd)
         else:
@@ -397,8 +397,8 @@ class Cgroup2(Units):
         _set_frozen(self._paths[key], is_frozen=False)
 
     def kill(self, key: str) -> None:
-        """See `Units`. The directory is not used again: Linux 6.15 and later kill processes at birth that are
-        cloned into a cgroup that was killed more or less often than that of their parent."""
+        """See `Units`. The directory is not used again: Linux 6.15 and later immediately kill a process that is cloned
+        into a cgroup with another count of kills than its parent's cgroup."""
         self._fresh.add(key)
         kill_cgroup(self._paths[key])
 
@@ -406,7 +406,7 @@ class Cgroup2(Units):
         return processes_below(self._paths[key])
 
     def cpu_s(self, key: str) -> float:
-        """See `Units`. What the directory was used for before does not count."""
+        """See `Units`. Earlier tasks in the same directory do not count."""
         counted_s = self._cpu_s(self._paths[key])
         return counted_s - self._used_before.get(key, 0.0) if counted_s >= 0 else -1.0
 
@@ -437,7 +437,7 @@ class Cgroup2(Units):
 
 
 def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
-    """Units in cgroups, tried out; None if they do not work, or another kind is ``wanted`` ("" for any). name: of their root."""
+    """Tested units in cgroups; None if they do not work, or another kind is ``wanted`` ("" for any). name: of their root."""
     if wanted not in {"", Cgroup2.name}:
         return None
     try:
@@ -449,8 +449,8 @@ def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
 
 
 def own_cgroup(controller: bytes = b"") -> str:
-    """The directory of this process's own cgroup: that of version 2, or that of version 1 for a controller; "" where none is mounted
-    or it lies outside of what is."""
+    """The directory of this process's own cgroup: of version 2, or of version 1 for a controller. "" if that hierarchy is not
+    mounted, or the cgroup is outside of the mounted part."""
     path = ""
     for line in read("/proc/self/cgroup").splitlines():
         _, controllers, where = line.split(b":", 2)
@@ -473,8 +473,8 @@ def own_cgroup(controller: bytes = b"") -> str:
 
 
 def kill_cgroup(path: str) -> None:
-    """SIGKILL to all in a cgroup and below it, frozen or not. Before Linux 5.14 one by one, frozen meanwhile, so that nothing forks
-    ahead of us."""
+    """Send SIGKILL to all processes in a cgroup and below it, frozen or not. Before Linux 5.14 they are frozen first and killed one
+    by one, so that none forks meanwhile."""
     try:
         write(path + "/cgroup.kill", b"1")
     except OSError:
@@ -498,8 +498,8 @@ def _kill_one_by_one(path: str) -> None:
 
 
 def kill_and_remove(root: str) -> None:
-    """Kill all in a cgroup and remove it; returns when it is gone, however long that takes: a task that is reported as dead while it
-    runs would run twice."""
+    """Kill all processes in a cgroup and remove it. Returns when it is gone, however long that takes: a task that is reported as
+    dead while it runs would run twice."""
     wait_s, report_at_s = 0.001, time.monotonic() + REPORT_S
     while not removed_all(root):
         for path in directories_below(root):
@@ -512,7 +512,7 @@ def kill_and_remove(root: str) -> None:
 
 
 def removed_all(path: str) -> bool:
-    """Remove a cgroup with all below it, as far as they have no processes. → whether it is gone."""
+    """Remove a cgroup and all below it that have no processes. → True if it is gone."""
     for below in reversed(directories_below(path)):
         try:
             os.rmdir(below)
@@ -560,7 +560,7 @@ def _read_open(fd: int) -> bytes:
 
 
 OWN_SHARE = 0.97
-"""A killed task that had this share of its limit was killed for its own limit, not for the machine's."""
+"""A killed task that used this share of its limit was killed for that limit, not because the machine was short of memory."""
 SLACK_BYTES = 4 << 20
 """Memory that the launcher may take while it starts a limited process."""
 TRIAL_BYTES = 64 << 20
@@ -579,8 +579,8 @@ class MemoryUse(Message):
 
 
 class Cgroup2Memory(MemoryLimits):
-    """Limits of the units themselves, in cgroups of version 2. A unit with a limit is used once, since its peak cannot
-    be reset."""
+    """Limits of the units themselves, in cgroups of version 2. A unit with a limit is used only once, since its peak
+    cannot be reset."""
 
     name = Cgroup2.name
 
@@ -656,15 +656,15 @@ class Cgroup1Memory(MemoryLimits):
         self.close(key)
 
     def enter(self, key: str, limit_bytes: int) -> None:
-        """See `MemoryLimits`. The launcher enters the cgroup itself, since a child starts in that of its parent. The
-        limit is set later, so that the launcher is under none."""
+        """See `MemoryLimits`. The launcher enters the cgroup itself, since a child starts in the cgroup of its parent.
+        The limit is set later, so that it does not apply to the launcher."""
         if not limit_bytes:
             return
         self._made += 1
         path = f"{self.root}/{self._made}"
         try:
             os.mkdir(path)
-        except FileNotFoundError:  # a service manager tidies up what is empty
+        except FileNotFoundError:  # a service manager removes empty cgroups
             os.mkdir(self.root)
             os.mkdir(path)
         self._paths[key] = path
@@ -722,8 +722,8 @@ class Cgroup1Memory(MemoryLimits):
 
 
 class RlimitMemory(MemoryLimits):
-    """RLIMIT_DATA of each process: its private writable memory, untouched pages too. A child inherits its parent's
-    limit, so the launcher takes on the limit for a moment."""
+    """RLIMIT_DATA of each process: its private writable memory, including untouched pages. A child inherits the limit of
+    its parent, so the launcher sets the limit for itself while it starts the child."""
 
     name = "rlimit"
     unenforced = (
@@ -738,7 +738,7 @@ class RlimitMemory(MemoryLimits):
         self._before: tuple[int, int] | None = None
 
     def enter(self, key: str, limit_bytes: int) -> None:
-        """See `MemoryLimits`. The launcher needs memory itself: a smaller limit is set when the process exists."""
+        """See `MemoryLimits`. The launcher needs memory itself, so a limit below that is set after the start."""
         if not limit_bytes:
             return
         self._limits[key] = limit_bytes
@@ -772,7 +772,7 @@ class RlimitMemory(MemoryLimits):
 
 
 def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:
-    """The best backend that works here. wanted: only this one ("": any). root_name: name of its directory."""
+    """The best backend that works here. wanted: the only one that is tried ("": any). root_name: name of its directory."""
     if wanted in {"", Cgroup2.name} and isinstance(units, Cgroup2) and units.has_memory:
         return Cgroup2Memory(units)
     if wanted in {"", Cgroup1Memory.name}:
@@ -786,7 +786,7 @@ def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:
 
 
 def _count(path: str, name: bytes) -> int:
-    """The number after a name in a file of such lines; 0 if it is absent."""
+    """The number after this name in a file with one name and number a line; 0 if it is absent."""
     for line in read(path).splitlines():
         found, _, number = line.partition(b" ")
         if found == name:

@@ -1,5 +1,5 @@
-"""Lanes: tasks that were given ahead, each of which starts the moment the one before it has ended. Free of clock and operating
-system: the simulated launcher of the chaos harness runs them as well."""
+"""Lanes: queues of tasks that the agent has sent ahead. Each task starts as soon as its predecessor has ended. Free of clock and
+operating system: the simulated launcher of the chaos harness uses them, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Start(Protocol):
 AnyStart = TypeVar("AnyStart", bound=Start)
 WAITING_MAX = 10_000
 WAIT_S_MAX = 0.5
-"""The tasks behind one that has run for longer are given back: it was expected to be short."""
+"""If a task with others behind it has run for longer, those are returned to the agent: it was expected to be short."""
 HARMLESS = frozenset(
     {
         0,
@@ -40,7 +40,7 @@ HARMLESS = frozenset(
         signal.SIGTTOU,
     }
 )
-"""Signals that do not end a process which was just started."""
+"""Signals that do not end a process that was just started."""
 
 
 class Lanes(Generic[AnyStart]):
@@ -49,10 +49,10 @@ class Lanes(Generic[AnyStart]):
     def __init__(self) -> None:
         self.waiting: dict[str, AnyStart] = {}
         self._lanes: dict[str, deque[str]] = {}
-        """The lane of each attempt that is the first of one, or waits there, or has waited there and was withdrawn."""
+        """The lane of each attempt: a running first one, a waiting one, or one that was withdrawn while it waited."""
 
     def add(self, request: AnyStart, running: Container[str]) -> bool:
-        """Keep a request for later. → False: nothing is left before it, it is to be started now. Raises LauncherProtocolError."""
+        """Keep a request for later. → False if its predecessor has ended: it can start now. Raises LauncherProtocolError."""
         lane = self._lanes.get(request.after)
         if lane is None:
             if request.after not in running:
@@ -66,7 +66,7 @@ class Lanes(Generic[AnyStart]):
         return True
 
     def next(self, key: str) -> AnyStart | None:
-        """The request to be started now that this attempt has ended."""
+        """The request to start now, after the end of this attempt; None if there is none."""
         lane = self._lanes.pop(key, None)
         while lane:
             following = lane.popleft()

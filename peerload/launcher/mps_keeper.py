@@ -1,9 +1,9 @@
 """MPS keeper: the process that runs the MPS control daemon of one GPU as one user, and watches its servers.
 
-The launcher starts it as that user, beside the tasks. It knows nothing of peerload and needs no packages. Its state is one line of
-JSON, which it writes over its standard output, a file: "device" and "owner", as it was called with; "at", the time of the last look
-(CLOCK_BOOTTIME); "places", the variables for clients, when the daemon answers; "clients", their pids; "faults", how many servers
-have ended or failed with clients; "why", the reason why it ends. SIGTERM ends it and the daemon.
+The launcher starts it as that user, beside the tasks. It knows nothing of peerload and needs no packages. It writes its state,
+one line of JSON, over the file that is its standard output: "device" and "owner", its arguments; "at", the time of the last check
+(CLOCK_BOOTTIME); "places", the variables for clients, when the daemon answers; "clients", their pids; "faults", the number of
+servers that ended or failed with clients; "why", the reason why it ends. SIGTERM ends it and the daemon.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from pathlib import Path
 
 ANSWER_S_MAX = 5.0
 LOOK_S, FIRST_LOOK_S = 1.0, 0.2
-"""Pauses between looks, when there are servers, and before."""
+"""Pauses between checks while there are servers, and before."""
 PLACE_CHARS_MAX = 80
-"""A socket in a directory with a longer name could not be bound."""
+"""A socket in a directory with a longer path cannot be bound."""
 PID_FILE = "nvidia-cuda-mps-control.pid"
 
 
@@ -76,7 +76,7 @@ class Keeper:
         return done.stdout.decode("utf-8", "replace").strip()
 
     def start(self) -> None:
-        """Start the daemon, and wait until it answers. Raises DaemonFailed."""
+        """Start the daemon and wait for its answer. Raises DaemonFailed."""
         try:
             self._ask_daemon("", "-d")
             float(self._ask_daemon("get_default_active_thread_percentage"))
@@ -112,8 +112,8 @@ class Keeper:
         self._ended_clients = {pid: had_ended for pid, had_ended in self._ended_clients.items() if pid in clients}
 
     def _terminate_ended(self, server: int, clients: list[int]) -> None:
-        """Have the server end clients whose process has ended: a kernel that never ends, of a task that was killed, would keep the
-        multiprocessors from the others. Each was alive at an earlier look, and gone at two."""
+        """Make the server end clients whose process has ended: an endless kernel of a killed task would keep the multiprocessors
+        from the others. Each was alive at an earlier check, and gone at the last two."""
         for pid in clients:
             has_ended = _has_ended(pid)
             if has_ended and self._ended_clients.get(pid):

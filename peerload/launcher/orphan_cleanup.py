@@ -1,5 +1,5 @@
-"""Cleanup after a launcher that was killed: its watchdog kills its tasks at once, and the next launcher does before it
-answers.
+"""Cleanup after a launcher that was killed: its watchdog kills its tasks immediately, and the next launcher does so before
+it answers.
 
 The watchdog is a shell that sleeps on a pipe until the launcher is gone, so no living agent is needed. The kernel does
 not bind it to the launcher: if both are killed at the same moment, tasks live until the next launcher.
@@ -24,7 +24,7 @@ UNITS_NAME = "units"
 """File with the place of a launcher's units, for the next launcher: kind, machine boot, root, and root of its memory
 cgroups ("" for none)."""
 EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
-"""Tries to remove a memory cgroup whose processes have just ended, and the pause between them."""
+"""Number of tries to remove a memory cgroup whose processes have just ended, and the pause between them."""
 SPAWNS_NAME = "spawns.log"
 """Log of spawned processes; written only by the process scan. A row: key, pid, start, machine boot, output files,
 launcher run."""
@@ -36,12 +36,12 @@ read -r _
 [ -z "$5" ] || [ -d "$5" ] || exit
 exec "$2" -I -S -c "$3" "$4" "$5" "$6" "$7"
 """
-"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
+"""A shell waits because it takes a tenth of the memory of a Python that waits. Nothing is written to its stdin, which
 ends with the launcher."""
 
 
 def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
-    """Store in ``directory`` where the units are; "" for a root: nowhere. Call it before the first unit is made."""
+    """Store the place of the units in ``directory`` (a root of "": none). Call it before the first unit is made."""
     path = f"{directory}/{UNITS_NAME}"
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -52,8 +52,8 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
 
 
 def kill_leftovers(directory: str, ended: set[str]) -> None:
-    """Kill the remaining processes of an earlier launcher's tasks, and return when they are gone, however long that
-    takes: a task that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
+    """Kill the remaining processes of an earlier launcher's tasks. Returns when they are gone, however long that takes: a
+    task that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:
@@ -63,7 +63,7 @@ def kill_leftovers(directory: str, ended: set[str]) -> None:
     if root and made_in == boot:
         kill_and_remove(root)
     log = RecordLog(f"{directory}/{SPAWNS_NAME}")
-    rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
+    rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last row of a key counts
     if rows:
         kill_spawned(list(rows.values()))
     if made_in == boot:
@@ -84,8 +84,8 @@ def _remove_memory_cgroups(root: str) -> None:
 
 
 def kill_spawned(rows: list[Any]) -> None:
-    """Kill the processes of these rows of the log of spawns. A row with pid 0 was written before its process was made:
-    that process is found by its mark, or as the session that writes to these files."""
+    """Kill the processes of these rows of the spawn log. A row with pid 0 was written before its process was made: the
+    process is found by its mark, or as the leader of a session that writes to the output files of the row."""
     from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
@@ -110,8 +110,8 @@ def _writes_to(pid: int, paths: set[str]) -> bool:
 
 
 class Watchdog:
-    """A process that kills the tasks of this launcher run when the launcher is gone. Raises OSError where there can be
-    none (no /bin/sh)."""
+    """Process that kills the tasks of this launcher run when the launcher is gone. Raises OSError if it cannot be
+    started (no /bin/sh)."""
 
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
         kill_file = units.root + "/cgroup.kill" if units.root else ""

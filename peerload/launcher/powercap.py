@@ -1,5 +1,5 @@
-"""Energy counters of the processors (powercap, RAPL): only root may read them, so the launcher of all users does, once a second at
-most. The agent of one user reads what it may by itself.
+"""Energy counters of the processors (powercap, RAPL). Only root may read them, so the launcher of all users reads them, once a
+second at most. The agent of one user reads those that it may.
 
 Zones are known by their names, never by their numbers: `psys` may be `intel-rapl:1`. Imports are few: the launcher has to stay
 small.
@@ -18,10 +18,10 @@ PLACE = "/sys/class/powercap"
 ZONES_MAX = 256
 DEPTH_MAX = 3
 FRESH_S = 1.0
-"""Counters are read no more often: finer ones tell what others compute (CVE-2020-8694)."""
+"""Minimum age of readings before the next: with finer ones, users could find out what others compute (CVE-2020-8694)."""
 
 Reading = tuple[str, str, int, int, int]
-"""(path, name, microjoules, range in microjoules, rated microwatts); -1: cannot be read, -2: only root may."""
+"""(path, name, microjoules, range in microjoules, rated microwatts); -1: unreadable, -2: readable by root only."""
 UNREADABLE, FORBIDDEN = -1, -2
 FIND_EVERY_S = 10.0
 """Interval of the search for zones."""
@@ -50,7 +50,7 @@ class Powercap:
 
 
 def zones(place: str) -> dict[str, str]:
-    """Zones that count (path → name): packages and memory once each, whatever way they are reached, and the platform.
+    """Zones that count (path → name): packages and memory once each, however they are accessed, and the platform.
     `core` and `uncore` are inside the package; `intel-rapl-mmio` repeats it."""
     found: dict[str, str] = {}
     _search(place, found, DEPTH_MAX)

@@ -1,9 +1,9 @@
-"""Containment by scanning /proc, where there are no cgroups: the processes of a task are searched there, and frozen
-with SIGSTOP.
+"""Containment by scanning /proc, where there are no cgroups: a scan finds the processes of a task, and SIGSTOP freezes
+them.
 
-A task's processes are the session and process group of its leader, their descendants, and whatever bears the task's
-mark in the environment it was started with. The launcher becomes the subreaper (PR_SET_CHILD_SUBREAPER), so that the
-orphans of a leader are reparented to it.
+The processes of a task are the session and process group of its leader, their descendants, and all processes with the
+task's mark in their initial environment. The launcher becomes the subreaper (PR_SET_CHILD_SUBREAPER), so that orphans
+of a leader are reparented to it.
 
 Used by the launcher alone, and imported only where there are no cgroups.
 """
@@ -23,23 +23,23 @@ MARK = b"PEERLOAD_UNIT"
 LOOKS_MAX = 50
 """Bound on scans while processes are being stopped, since they may fork meanwhile."""
 QUIET_LOOKS = 2
-"""Scans in a row that have to find nothing new: a process in exec shows no mark for a moment."""
+"""Number of successive scans that have to find nothing new: during exec, a process shows no mark for a moment."""
 QUIET_S = 0.001
 UNMARKED_LOOKS_MAX = 6
-"""Scans of an orphan without a mark (it is in exec, or has cleared its environment) before it counts as another task's.
+"""Number of scans of an orphan without a mark (in exec, or with a cleared environment) until it counts as another task's.
 """
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT_BYTES_MAX = 4 << 20
 _TASK_MARK = b"PEERLOAD_TASK_ID="
 
 Table = dict[int, tuple[int, int, int, int, bool]]
-"""pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all live
+"""pid → parent, process group, session, start (clock ticks since boot) and whether it is not stopped, of all live
 processes."""
 
 
 class ProcScan(Units):
-    """`Units` by scanning /proc. run: the name of this run of the launcher, for the marks. own_children: pids of
-    the launcher's children that are not tasks; whoever creates one adds it."""
+    """`Units` by scanning /proc. run: the name of this run of the launcher, for the marks. own_children: pids of the
+    launcher's children that are not tasks; the code that starts such a child adds it."""
 
     name = "bare"
     is_proc_scan = True
@@ -61,14 +61,14 @@ class ProcScan(Units):
         return unit_mark(self._run, key)
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
-        """See `Units`. The start distinguishes processes that have the same number in turn."""
+        """See `Units`. The start time distinguishes processes that have reused a pid."""
         self._leaders[key] = (pid, start)
 
     def freeze(self, key: str) -> None:
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
 
     def refreeze(self, keys: list[str]) -> None:
-        """See `Units`. One scan for all, of sessions and of orphans, which are children of the launcher."""
+        """See `Units`. One scan for all tasks: sessions, and orphans, which are children of the launcher."""
         marks = {self.mark(key) for key in keys}
         leaders = dict(self._leaders[key] for key in keys)
         for pid in self._task_orphans():
@@ -91,7 +91,7 @@ class ProcScan(Units):
         return sorted(members(process_table(), dict([self._leaders[key]]), {self.mark(key)}))
 
     def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
-        """See `Units`. One scan for all, as in `refreeze`: sessions, their descendants, and orphans."""
+        """See `Units`. One scan for all tasks, as in `refreeze`: sessions, their descendants, and orphans."""
         if not keys:
             return {}
         table = process_table()
@@ -109,8 +109,8 @@ class ProcScan(Units):
         return {int(child) for child in read(self._children).split()}
 
     def close(self, key: str) -> bool:
-        """See `Units`. What the leader has left is a child of the launcher by now, or a descendant of one: children are
-        killed first, and theirs follow."""
+        """See `Units`. The processes that the leader has left are children of the launcher by now, or descendants of one:
+        children are killed first, and their children follow."""
         if key not in self._leaders:
             return True
         if not self.orphans():  # this kernel has no list of children
@@ -127,14 +127,14 @@ class ProcScan(Units):
         return self.orphans() - {pid for pid, _ in self._leaders.values()} - self._own_children
 
     def _is_without_orphans(self, key: str) -> bool:
-        """True if no child of the launcher belongs to this unit, for certain: fast forks come and go during a scan."""
+        """True if certainly no child of the launcher belongs to this unit; a scan may miss processes that fork fast."""
         orphans = self._task_orphans()
         if not orphans:
             return True
         environments = {pid: read(f"/proc/{pid}/environ") for pid in orphans if _is_alive(pid)}
         mine = [pid for pid, environment in environments.items() if self.mark(key) in environment]
         unmarked = [pid for pid, environment in environments.items() if MARK not in environment]
-        if len(self._leaders) == 1:  # no other task runs: they are of this one
+        if len(self._leaders) == 1:  # no other task runs: the orphans are of this one
             mine += unmarked
             unmarked = []
         for pid in mine:
@@ -170,15 +170,15 @@ def process_table() -> Table:
 
 
 def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int]:
-    """Pids of the groups and sessions of these leaders (pid → start), of their descendants, and of processes with one
-    of these marks."""
+    """Pids of the groups and sessions of these leaders (pid → start), their descendants, and processes with one of these
+    marks."""
     me = os.getpid()
     found = set()
     for pid, (_, group, session, start, _) in table.items():
         for leader in {pid, group, session} & leaders.keys():
             begun = leaders[leader]
             at = process_start(leader)
-            # A leader that is gone leaves its number to its group and session; ours bears a mark there.
+            # The pid of an ended leader remains as the id of its group and session; processes of ours have a mark there.
             if at == begun or (not at and start >= begun and _has_mark(pid, {_TASK_MARK, *marks})):
                 found.add(pid)
     if marks:
@@ -195,7 +195,7 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
 
 
 def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
-    """Stop processes until no more are found, so that none forks ahead of us. → their pids."""
+    """Stop processes until no more are found, so that none escapes by forking → their pids."""
     stopped: set[int] = set()
     quiet = 0
     for _ in range(LOOKS_MAX):
@@ -216,7 +216,7 @@ def unit_mark(run: bytes, key: str) -> bytes:
 
 
 def kill_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
-    """Kill processes, and return when they are gone, however long that takes."""
+    """Kill processes. Returns when they are gone, however long that takes."""
     report_at_s = time.monotonic() + REPORT_S
     while left := members(process_table(), leaders, marks):
         stop_all(leaders, marks)
@@ -246,7 +246,7 @@ def _await_end(pid: int) -> None:
 
 
 def _has_mark(pid: int, marks: set[bytes]) -> bool:
-    """True if a variable of a process's initial environment is one of these marks, or begins with one that ends in "="."""
+    """True if a variable of a process's initial environment is one of these marks, or begins with a mark that ends in "="."""
     raw = read(f"/proc/{pid}/environ")
     if not raw or not any(mark in raw for mark in marks):
         return False

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 MPS_KEEPER = tuple(
     os.fsencode(word) for word in (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "mps_keeper.py"))
 )
-"""Command of an MPS keeper; the path of the control program, the device and the owner follow."""
+"""Command of an MPS keeper, without its arguments: the path of the control program, the device and the owner."""
 
 
 class OwnCredentials:
-    """The launcher's own credentials, where it is the same user as its agent."""
+    """The launcher's own credentials, if it runs as the same user as its agent."""
 
     uid = -1
     """Value for chown that keeps the owner."""
@@ -48,8 +48,8 @@ class OwnCredentials:
 
 
 class AgentCredentials:
-    """The credentials of the agent's user. While they are entered, whatever the agent names, even a link to a file of
-    root, opens as if the agent had opened it. Can be nested."""
+    """The credentials of the agent's user. While they are entered, every file that the agent names, even a link to a file
+    of root, is opened as if the agent had opened it. Can be nested."""
 
     def __init__(self, uid: int, gid: int) -> None:
         self.uid = uid
@@ -77,13 +77,13 @@ PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 NEVER_STARTED = -1
-"""Reported by a child instead of an exit code if the node is short of a resource: the command never started."""
+"""Reported by a child, instead of an exit code, if the node was short of a resource and the command never started."""
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
 SLACK_BYTES = 256 << 10
 """Bytes that a file system may allocate for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
-"""Largest size in an exit record; a task can make its own file look larger."""
+"""Largest size in an exit record; a task can enlarge its own file beyond that without data."""
 _NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY
 
@@ -96,7 +96,7 @@ SHORTAGES = {
     errno.EAGAIN: "no more processes can be made: the limit of processes is reached",
     errno.ENOMEM: "out of memory",
 }
-"""Errors before exec that are the node's fault, and their words for people: the attempt never started."""
+"""Errors before exec that are the node's fault (the attempt never started), and their description for users."""
 
 
 class CannotStart(Exception):
@@ -109,11 +109,11 @@ class CannotStart(Exception):
 
 
 class SpawnRefused(Exception):
-    """The policy of this node forbids it."""
+    """The policy of this node forbids the request."""
 
 
 class RequestPending(Exception):
-    """The request waits for an answer from outside the launcher. Nothing of it is done; it has to be carried out again."""
+    """The request waits for an answer from outside the launcher. Nothing was done yet; it has to be carried out again."""
 
 
 def spawn(
@@ -122,10 +122,10 @@ def spawn(
     clone: CgroupClone | None = None,
     joins: Sequence[str] = (),
 ) -> int:
-    """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
-    that is its stdin, stdout and stderr; "" for /dev/null. joins: the process enters these cgroups itself, before its command.
+    """Start a process in a session of its own → its pid. reads: descriptor of its stdin; or path of the terminal
+    that is its stdin, stdout and stderr; or "" for /dev/null. joins: the process enters these cgroups itself, before its command.
 
-    clone: starts it in its cgroup. Nothing is forked where `posix_spawn` does, since the cost would grow with the launcher. Raises
+    clone: starts the process in its cgroup. `posix_spawn` is preferred to a fork, whose cost grows with the launcher. Raises
     CannotStart, or OSError with a number in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
@@ -164,7 +164,7 @@ def spawn(
 
 
 def enter_directory(directory: bytes) -> None:
-    """Make this the working directory. Raises CannotStart, or OSError with a number in SHORTAGES."""
+    """Change the working directory. Raises CannotStart, or OSError with a number in SHORTAGES."""
     try:
         os.chdir(directory)
     except (OSError, ValueError) as error:
@@ -181,12 +181,12 @@ def _fork_and_exec(
     reads: int | str,
     joins: Sequence[str],
 ) -> int:
-    """Fork a process that becomes the program as with posix_spawn, and wait until it has → its pid. Raises OSError or ValueError if it
-    has not.
+    """Fork a process and execute the program in it, as posix_spawn does; wait for exec → its pid. Raises OSError or ValueError if
+    that fails.
 
-    In the child each page that is written to is copied, those of the objects that Python looks at, too. So as much as possible is
-    done before, and the rest calls few functions. The builtins of `signal` are called, since its own functions make an enum of each
-    of 64 signals.
+    The child copies each page that it writes to, including those of the objects that Python uses. So as much as possible is done
+    before the fork, and the rest calls few functions. The builtins of `signal` are called, since its own functions make an enum
+    of each of 64 signals.
     """
     changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
     terminal = reads if isinstance(reads, str) else ""
@@ -205,7 +205,7 @@ def _fork_and_exec(
                     for number in changed:
                         _signal.signal(number, _signal.SIG_DFL)
                     os.setsid()
-                    if terminal:  # it becomes the session's own
+                    if terminal:  # it becomes the controlling terminal
                         files = [os.open(terminal, os.O_RDWR)] * 3
                     os.dup2(files[0], 0)
                     os.dup2(files[1], 1)
@@ -220,7 +220,7 @@ def _fork_and_exec(
         finally:
             os.close(writing)
             _signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        raw = os.read(reading, 2 * REASON_CHARS_MAX)  # it ends with exec
+        raw = os.read(reading, 2 * REASON_CHARS_MAX)  # exec closes the pipe
     finally:
         os.close(reading)
         _close(files, reads)
@@ -245,12 +245,12 @@ def _opened(request: protocol.SpawnRequest, reads: int | str) -> list[int]:
 
 def _close(files: Sequence[int], reads: int | str) -> None:
     for fd in files:
-        if fd != reads:  # which is the caller's
+        if fd != reads:  # the caller closes it
             os.close(fd)
 
 
 def join(entrances: Sequence[str]) -> None:
-    """Enter the cgroups with these files. Raises OSError."""
+    """Enter cgroups by writing to these files. Raises OSError."""
     for path in entrances:
         entrance = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         os.write(entrance, b"0")
@@ -258,14 +258,14 @@ def join(entrances: Sequence[str]) -> None:
 
 
 def raise_shortage(error: Exception) -> None:
-    """Raise the error again if it is due to a shortage on this node; return if it is the task's."""
+    """Raise the error again if it is due to a shortage on this node; return if the task caused it."""
     if isinstance(error, OSError) and error.errno in SHORTAGES:
         raise error
 
 
 def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, ...] | tuple[object, ...], ...]:
-    """The file actions for descriptors 0, 1 and 2. They happen after setsid, so the terminal that it opens becomes its
-    own."""
+    """The file actions for descriptors 0, 1 and 2. They happen after setsid, so that an opened terminal becomes the
+    controlling one."""
     if isinstance(reads, str) and reads:
         opens = (os.POSIX_SPAWN_OPEN, 0, reads, os.O_RDWR, 0)
         return opens, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)
@@ -277,18 +277,18 @@ def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, .
 
 
 def _make_readable(captures: list[str]) -> None:
-    """Create the output files before a umask applies that would keep even their owner from reading them."""
+    """Create the output files before the task's umask applies, which may deny reading even to their owner."""
     for path in captures:
         os.close(os.open(path, _CAPTURE | os.O_CLOEXEC, 0o600))
 
 
 def text(raw: bytes) -> str:
-    """Bytes for people, cut to a sane length."""
+    """Bytes as readable text of limited length."""
     return raw[:200].decode("utf-8", "backslashreplace")
 
 
 def find_program(program: bytes, environment: dict[bytes, bytes]) -> bytes:
-    """The program, searched along PATH of the task's own environment."""
+    """The program, searched in PATH of the task's own environment."""
     if b"/" in program:
         if not os.path.lexists(program):
             raise CannotStart(NOT_FOUND, f"command not found: {text(program)}")
@@ -316,10 +316,10 @@ def _why(program: bytes, captures: list[str], error: OSError) -> str:
 
 
 class SingleUser:
-    """The users of a launcher: one, as whom it runs. `MultiUserService` is for all users of a machine, and overrides this.
+    """The users of a launcher: only the one that it runs as. `MultiUserService` overrides this for all users of a machine.
 
     sockets: directory of the launcher's socket. access: credentials for the agent's files. unenforced: sentences about
-    what cannot be enforced. cores: tasks get their shares of the processors, as far as possible.
+    what cannot be enforced. cores: limits the CPU share of each task, as far as possible.
     """
 
     serves_all = False
@@ -341,8 +341,8 @@ class SingleUser:
         own_children: set[int],  # noqa: ARG002
         kept: Collection[str],  # noqa: ARG002
     ) -> None:
-        """Begin. events: collects the events for the agent. root_name: of the cgroups of the units. own_children: pids of
-        children that are not tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
+        """Begin. events: collects the events for the agent. root_name: name of the root cgroups of the units. own_children:
+        pids of children that are not tasks; kept up to date. kept: ended attempts that the agent has not forgotten."""
         if self._wants_cores:
             from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
 
@@ -350,16 +350,16 @@ class SingleUser:
             self.unenforced, self.enforces_cores = self._limits.unenforced, self._limits.enforces_cores
 
     def close(self) -> None:
-        """Clean up; no task is left."""
+        """Clean up, when no task is left."""
         if self._limits is not None:
             self._limits.remove()
 
     def admits(self, connection: socket.socket) -> bool:  # noqa: ARG002
-        """True if the agent is at the other end; here any process that may open the directory."""
+        """True if the agent is at the other end; here, any process that may enter the directory counts as the agent."""
         return True
 
     def deferring(self, carry_out: Callable[[protocol.Request], None]) -> Callable[[protocol.Request], None]:
-        """``carry_out``, but requests that have to wait for the account database are carried out later."""
+        """Wrap ``carry_out`` so that requests that have to wait for the account database are carried out later."""
         return carry_out
 
     def carry_out(self, request: protocol.UserRequest) -> None:  # noqa: ARG002
@@ -371,7 +371,7 @@ class SingleUser:
         return request
 
     def check_inside(self, key: str, inside: str) -> None:
-        """Raises SpawnRefused unless this attempt may run inside of that one."""
+        """Raises SpawnRefused unless the attempt ``key`` may run inside of the attempt ``inside``."""
 
     def spawn(
         self, request: protocol.SpawnRequest, reads: int | str, clone: CgroupClone | None, joins: Sequence[str]
@@ -386,14 +386,14 @@ class SingleUser:
             self._limits.leave()
 
     def failure_of(self, pid: int) -> tuple[int, str] | None:
-        """Exit code and reason of a process that has ended before it was its command; None if it was."""
+        """Exit code and reason of a process that ended before it executed its command; None if it did execute it."""
 
     def release(self, key: str) -> None:
         if self._limits is not None:
             self._limits.close(key)
 
     def forget(self, key: str) -> None:
-        """Release the directory of an attempt with files, which the agent needs no longer."""
+        """Release the directory of an attempt with files; the agent no longer needs it."""
 
     def counters(self) -> list[Reading]:
         """The energy counters that only root may read."""
@@ -408,12 +408,12 @@ class SingleUser:
 
 
 class Capture:
-    """Captured stream on disk, limited to its first and its last ``bytes_max`` / 2 bytes.
+    """Captured stream on disk, limited to its first and last ``bytes_max`` / 2 bytes.
 
-    The rest becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no holes,
-    the file is cut back to its head whenever it is too large: then the head and the newest bytes are kept, at offsets
-    that are no longer those of the stream. A file that is gone keeps the size that was seen last, so that the agent reports
-    what is missing.
+    The middle becomes a hole: the file size keeps growing, so that offsets stay true. Where the file system has no holes,
+    the file is cut back to its head whenever it is too large. Then the head and the newest bytes are kept, and offsets in
+    the file are no longer those of the stream. A deleted file keeps the size that was seen last, so that the agent reports
+    the missing output.
     """
 
     __slots__ = ("access", "bytes_max", "path", "punched_to", "seen_bytes")
@@ -426,7 +426,7 @@ class Capture:
         self.seen_bytes = 0
 
     def limit(self, holes: HolePuncher) -> int:
-        """Free the bytes over the limit → the size (of a file that is gone, the last one)."""
+        """Free the bytes over the limit → the size (the last known one if the file is gone)."""
         with self.access:
             return self._limit(holes)
 
@@ -442,14 +442,14 @@ class Capture:
             return size
         half = -(-self.bytes_max // 2 // BLOCK_BYTES) * BLOCK_BYTES
         if status.st_blocks * 512 > half + size - self.punched_to + SLACK_BYTES:
-            self.punched_to = 0  # the holes are gone: the task has emptied its file and written it again
+            self.punched_to = 0  # no holes left: the task has truncated and rewritten its file
         start = max(half, self.punched_to)
         end = (size - half) // BLOCK_BYTES * BLOCK_BYTES
         if end <= start:
             return size
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:  # the task has taken away its own file, or the right to write to it
+        except OSError:  # the task has removed its own file, or the write permission
             return size
         try:
             is_cut = self._cut(fd, holes, range(start, end), half)
@@ -461,7 +461,7 @@ class Capture:
         return half if is_cut else size
 
     def _cut(self, fd: int, holes: HolePuncher, middle: range, head_bytes: int) -> bool:
-        """Make a hole in the middle of the file; where there are no holes, cut it back to its head → whether that was done.
+        """Punch a hole in the middle of the file; where there are no holes, cut it back to its head → True if that was done.
         Raises OSError."""
         is_punched = holes.punch(fd, middle.start, len(middle))
         if is_punched:
@@ -476,18 +476,18 @@ class Capture:
 
     @property
     def _held_max(self) -> int:
-        """Bytes that a file within its limit may occupy on the disk; file systems reserve up to as much again."""
+        """Bytes that a file within its limit may occupy on disk; file systems may reserve up to twice its size."""
         return 2 * self.bytes_max + SLACK_BYTES
 
     def _give_back(self, size: int) -> None:
-        """Free the disk space that a task has reserved beyond the end of its file. What it writes meanwhile is lost."""
+        """Free the disk space that a task has reserved beyond the end of its file. Data that it writes meanwhile is lost."""
         try:
             os.truncate(self.path, size)
         except OSError:  # as above
             return
 
     def close(self, holes: HolePuncher) -> int:
-        """Apply the limit for the last time, and remove the file if it is empty; returns its size in bytes."""
+        """Apply the limit for the last time, and remove the file if it is empty → its size in bytes."""
         with self.access:
             size = self._limit(holes)
             if size:
@@ -500,7 +500,7 @@ class Capture:
 
 
 class HolePuncher:
-    """fallocate(2), loaded when it is first needed (ctypes costs a megabyte)."""
+    """fallocate(2), loaded at its first use (ctypes takes a megabyte of memory)."""
 
     _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 
@@ -512,7 +512,7 @@ class HolePuncher:
         """Punch a hole in the file at ``path``; False if this system cannot, or the file was replaced."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # nothing to drop
+        except OSError:  # no file, nothing to free
             return False
         try:
             return self.punch(fd, offset, size_bytes)
@@ -520,7 +520,7 @@ class HolePuncher:
             os.close(fd)
 
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
-        """Punch a hole; False if this system cannot (``is_supported``), or cannot now."""
+        """Punch a hole. → False if this system cannot do so (``is_supported``), or not now."""
         if not self.is_supported:
             return False
         import ctypes  # noqa: PLC0415 -- see above
@@ -541,11 +541,11 @@ class HolePuncher:
 
 TERMINAL_READ_BYTES = 64 << 10
 TURN_BYTES_MAX = 1 << 20
-"""Bytes copied for one input, or from one terminal, before others have their turn."""
+"""Bytes copied from one terminal before others get their turn."""
 DRAIN_BYTES_MAX = 4 << 20
 """Bytes copied from the terminal of an ended task."""
 SIDE_MAX = 65_535
-"""Most rows and columns that the system can count."""
+"""Maximum number of rows and columns that the system supports."""
 TERMINAL_DESCRIPTORS = 4
 """Open descriptors for each terminal: the master, its copy for the input, the slave, and the file."""
 
@@ -567,7 +567,7 @@ class PseudoTerminal:
         os.set_blocking(self.master, False)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Set the window size; its foreground processes get SIGWINCH if it is new."""
+        """Set the window size; its foreground processes get SIGWINCH if it has changed."""
         import fcntl  # noqa: PLC0415 -- few tasks have a terminal
         import struct  # noqa: PLC0415 -- as above
         import termios  # noqa: PLC0415 -- as above
@@ -576,7 +576,7 @@ class PseudoTerminal:
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def copy(self, bytes_max: int) -> bool:
-        """Copy output to the file. → whether there may be more later."""
+        """Copy output to the file. → True if there may be more later."""
         while bytes_max > 0:
             try:
                 data = os.read(self.master, TERMINAL_READ_BYTES)
@@ -597,18 +597,18 @@ class PseudoTerminal:
         return True
 
     def close(self) -> None:
-        """Close it, which hangs up processes that still have it open."""
+        """Close it, which sends a hang-up to processes that still have it open."""
         os.close(self.slave)
         os.close(self.master)
         os.close(self.file)
 
 
 class PseudoTerminals:
-    """All terminals, by the key of their task. What a task writes to its terminal goes into the file of its stdout.
+    """All terminals, by the key of their task. The output of a task to its terminal goes into the file of its stdout.
 
-    The launcher holds the master; the task opens the slave as the leader of its session, so that it becomes its
-    controlling terminal: Ctrl-C is a signal for its foreground processes. stdout and stderr are one. The launcher keeps
-    the slave open, too: a task may close all of its descriptors for a while, and open its terminal again.
+    The launcher holds the master. The task opens the slave as the leader of its session, so that it becomes the
+    controlling terminal: Ctrl-C is a signal for its foreground processes. stdout and stderr are the same. The launcher keeps
+    the slave open, too: a task may close all its descriptors for a while, and open its terminal again.
     """
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -659,9 +659,9 @@ class PseudoTerminals:
 
 
 READ_BYTES = 256 << 10
-"""Bytes copied for one input, or from one terminal, before others have their turn."""
+"""Bytes copied for one input before others get their turn."""
 REPORT_BYTES = 256 << 10
-"""The agent gets a report each time that this much more was taken, and when everything was."""
+"""The agent gets a report each time this many more bytes were read, and when all were."""
 PIPE_BYTES = 256 << 10
 """Capacity of a pipe, where the system allows it."""
 NO_KEY = b"\0"
@@ -672,8 +672,8 @@ DESCRIPTORS = 2
 
 
 class StdinFeed:
-    """Feed of a standard input. fed: bytes taken of the file; size: bytes in it; sink: descriptor that they go
-    to."""
+    """Feed of a standard input. fed: bytes copied from the file; size: bytes in it; sink: descriptor that they are
+    written to."""
 
     __slots__ = (
         "ended", "fed", "file", "has_ended", "is_polled", "is_terminal", "key", "last", "reported", "sink", "size",
@@ -692,12 +692,12 @@ class StdinFeed:
         self.file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def read(self) -> bytes:
-        """The next bytes for the task, empty if there are none now. A file that is shorter than reported is waited for."""
+        """The next bytes for the task; empty if there are none now, even if the file is still shorter than reported."""
         return os.pread(self.file, min(READ_BYTES, self.size - self.fed), self.fed) if self.size > self.fed else b""
 
     def end(self) -> None:
-        """Type the end-of-input character into the terminal: twice after an unfinished line, since the first only
-        submits that. Called again if the terminal was full (BlockingIOError). Raises OSError."""
+        """Type the end-of-input character into the terminal; twice after an unfinished line, since the first only submits
+        that line. Called again if the terminal was full (BlockingIOError). Raises OSError."""
         import termios  # noqa: PLC0415 -- few tasks have a terminal
 
         try:
@@ -718,7 +718,7 @@ def _enlarge(pipe: int) -> None:
 
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except OSError:  # a user may have only so many large pipes
+    except OSError:  # the number of large pipes of a user is limited
         return
 
 
@@ -726,9 +726,9 @@ class LauncherStdin:
     """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects the events for
     the agent; ``access``: credentials for the agent's files.
 
-    The file of an input grows while the agent writes to it; the agent reports how far it has come, and whether that is
-    all (`StdinRequest`). What the task has not read yet is copied as fast as it reads, and never further: the launcher
-    does not wait for a reader. The task sees the end of its input only if the agent has reported it.
+    The file of an input grows while the agent writes to it. The agent reports its size, and whether it is complete
+    (`StdinRequest`). Data is copied as fast as the task reads it, and no further: the launcher never
+    waits for a reader. The task sees the end of its input only if the agent has reported it.
     """
 
     def __init__(self, epoll: select.epoll, events: list[protocol.LauncherEvent], access: Access) -> None:
@@ -746,7 +746,7 @@ class LauncherStdin:
         return DESCRIPTORS * len(self._by_key) + self._terminals.descriptors
 
     def open(self, request: protocol.SpawnRequest) -> int | str:
-        """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
+        """Open the stdin of a task → the value for `spawn`. Output to a terminal goes to the file of its stdout.
         Raises CannotStart, or OSError with a number in SHORTAGES."""
         with self._access:
             return self._open(request)
@@ -769,7 +769,7 @@ class LauncherStdin:
         return reading
 
     def _open_pipe(self, key: str, path: str) -> int:
-        """Open a pipe that is fed from this file → the end that the task reads. Raises OSError."""
+        """Open a pipe that is fed from this file → the read end for the task. Raises OSError."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(writing, False)
@@ -781,17 +781,17 @@ class LauncherStdin:
         return reading
 
     def _feed(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
-        """Feed a non-blocking descriptor from a file. It is closed with the feed, or with the failure. Raises OSError."""
+        """Feed a non-blocking descriptor from a file. The descriptor is closed with the feed, or on failure. Raises OSError."""
         try:
             feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
         except OSError:
             os.close(sink)
             raise
         self._by_key[key] = self._by_sink[sink] = feed
-        self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
+        self._epoll.register(sink, 0)  # errors and hang-ups are always reported
 
     def started(self, key: str) -> None:
-        """Close the launcher's copies of what the started process has, so that the end is noticed."""
+        """Close the launcher's copies of the started process's descriptors, so that their end is noticed."""
         reading = self._to_close.pop(key, None)
         if reading is not None:
             os.close(reading)
@@ -813,7 +813,7 @@ class LauncherStdin:
         self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """Handle what epoll reported: a terminal or a pipe has room, or its task reads no more."""
+        """Handle epoll events: a terminal or pipe can take data, or its task has closed it."""
         self._terminals.ready(masks)
         for sink in masks.keys() & self._by_sink.keys() if self._by_sink else ():
             feed = self._by_sink[sink]
@@ -829,7 +829,7 @@ class LauncherStdin:
             self._close(feed)
 
     def close(self, key: str) -> int:
-        """Close everything of a task that is over, or was never started → bytes lost of what it wrote to its terminal."""
+        """Close everything of a task that has ended or was never started → lost bytes of its terminal output."""
         self.started(key)
         self.leader_ended(key)
         self._closed.pop(key, None)

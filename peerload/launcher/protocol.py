@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, dataclass_transform, get_args, get_ori
 import msgpack
 
 VERSION = 9
-"""The version of this protocol; the list contains the launcher's. A change that an older reader would misunderstand raises it."""
+"""The version of this protocol; `ListedEvent` contains the launcher's. A change that an older reader would misunderstand raises it."""
 VERSION_MIN = 9
 """The oldest launcher that an agent of this version talks to: that of the first release."""
 SOCKET_NAME = "launcher.sock"
@@ -32,7 +32,7 @@ SHAPES_MAX = 16
 """Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
-"""Characters of a node's name in reasons."""
+"""Maximum length of a node's name in reasons."""
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
@@ -45,36 +45,36 @@ class LauncherProtocolError(ValueError):
 
 
 REQUEST_FAILURES = (LauncherProtocolError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
-"""Errors while a request is carried out, the last ones by a bug: they cost the connection, not the launcher with all its tasks."""
+"""Errors while a request is carried out, some due to bugs: they close the connection, but do not end the launcher and its tasks."""
 
 
 class LauncherTooOld(LauncherProtocolError):
     """The launcher ``pid`` speaks a version below VERSION_MIN."""
 
     def __init__(self, pid: int, version: int) -> None:
-        super().__init__(f"it speaks version {version} of the protocol, and {VERSION_MIN} is wanted")
+        super().__init__(f"it speaks protocol version {version}, and at least {VERSION_MIN} is needed")
         self.pid = pid
 
 
 @dataclass_transform(frozen_default=True)
 class MessageType(type):
-    """Makes a class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
+    """Makes a message class from the annotations in its body; a `NamedTuple` would take three times the memory."""
 
     tag: str
-    """The value of ``do`` or ``is`` by which it is told apart; "" for a part of others."""
+    """The value of ``do`` or ``is`` that identifies the type; "" for a part of other messages."""
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
     known: frozenset[str]
     required: frozenset[str]
     given: set[tuple[str, ...]]
-    """The fields that constructor calls have given, each way once: they are checked."""
+    """Combinations of fields that were passed to the constructor and are known to be valid."""
     head: dict[str, str]
     """The first field of the map that is sent."""
     converters: dict[str, tuple[Any, Callable[[Any], Any]]]
-    """Type of each field, whose values need no check, and the function that checks received values (`_converter`)."""
+    """Of each field: the type whose values need no check, and the function that checks other received values (`_converter`)."""
     shapes: dict[tuple[str, ...], tuple[tuple[type, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]]
-    """Shapes of earlier messages: by their keys the types of their values, and the fields that have to be converted."""
+    """Shapes of earlier messages: their keys → the types of their values, and the fields that have to be converted."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], tag: str = "") -> "MessageType":
         """A class with defaults and match arguments."""
@@ -92,8 +92,8 @@ class MessageType(type):
 
 
 class Message(metaclass=MessageType):
-    """Base of the types of this protocol: immutable values, compared by their fields. The dictionary of an instance has the fields
-    that were given, which are those that are sent; the class has the defaults of the others."""
+    """Base of the types of this protocol: immutable values, compared by their fields. The dictionary of an instance has only the
+    fields that were passed, and only these are sent; the class has the defaults of the others."""
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
@@ -106,7 +106,7 @@ class Message(metaclass=MessageType):
         self.__dict__ = named
 
     def fields(self) -> dict[str, Any]:
-        """Name → value, defaults too."""
+        """Name → value, including defaults."""
         return type(self).defaults | self.__dict__
 
     def replace(self, **changes: object) -> Self:
@@ -133,8 +133,8 @@ class ResourceUsage(Message):
 
 
 class ExitRecord(Message):
-    """The end of a task. exit_code: what a shell would show. usage: None if it never ran. out_of: the resource that it was short
-    of."""
+    """The end of a task. exit_code: what a shell would show. usage: None if it never ran. out_of: the resource that ran
+    out."""
 
     exit_code: int
     started_at: float
@@ -159,7 +159,7 @@ class ListedTask(Message):
 
 
 class TaskUsage(NamedTuple):
-    """Current usage of a task; -1: not known."""
+    """Current usage of a task; -1: unknown."""
 
     cpu_s: float
     memory_bytes: int
@@ -170,19 +170,19 @@ class TaskUsage(NamedTuple):
 
 
 class ListRequest(Message, tag="list"):
-    """Send everything known; events follow only from here on."""
+    """Send all known tasks and exits; events are sent only after that."""
 
 
 class SpawnRequest(Message, tag="spawn"):
     """Start a task.
 
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
-    frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
-    stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
+    frozen_s_max: 0 = the launcher's own. once: its exit is on disk before it is reported. input: the file that feeds its
+    stdin. terminal: rows and columns. run: the launcher run that this was meant for. inside: key of the task whose
     environment, directory and containment it shares. after: key of the attempt that has to end first. cpus, cpus_max: its
-    share of the processors, and the most of them that it gets (0 = no bound), where they are enforced. The rest is for a
-    launcher that serves all users: user at the node home, with this uid (-1: not known); kept: names of variables that a
-    task of another user gets all the same.
+    share of the processors, and the maximum number of them (0 = no bound), where these are enforced. The rest is for a
+    launcher that serves all users. home, user, uid: the submitter (uid -1: unknown); kept: names of
+    variables that the task gets even if it runs as another user.
     """
 
     key: str
@@ -236,7 +236,7 @@ class EvictRequest(Message, tag="evict"):
 
 
 class ForgetRequest(Message, tag="forget"):
-    """Drop an exit record."""
+    """Forget an exit record."""
 
     key: str
 
@@ -262,7 +262,7 @@ class ResizeRequest(Message, tag="resize"):
 
 
 class UsageRequest(Message, tag="usage"):
-    """Answer with the `UsageEvent` of these tasks. brief: only their processor time is needed, where it is counted; counters: with
+    """Answer with the `UsageEvent` of these tasks. brief: only processor time is needed, where it is counted; counters: add
     the energy counters that only root may read."""
 
     id: int
@@ -272,7 +272,7 @@ class UsageRequest(Message, tag="usage"):
 
 
 class ListenRequest(Message, tag="listen"):
-    """Make the socket again if its name is gone."""
+    """Make the socket again if its file is gone."""
 
 
 class StopRequest(Message, tag="stop"):
@@ -280,7 +280,7 @@ class StopRequest(Message, tag="stop"):
 
 
 class RetireRequest(Message, tag="retire"):
-    """End the launcher when no task is left, unless an agent has come by then."""
+    """End the launcher when no task is left, unless an agent has connected by then."""
 
 
 class DirectoryCheck(Message, tag="may"):
@@ -306,8 +306,8 @@ class FileCheck(Message, tag="check"):
 
 
 class FileAppend(Message, tag="append"):
-    """Write, as a user, parts (captured file, first byte, end) of captured output to a file, from the offset ``at`` on. ends: the
-    file is on the disk afterwards."""
+    """As a user, write parts (captured file, first byte, end) of captured output to a file, from the offset ``at`` on. ends: sync
+    the file to disk afterwards."""
 
     path: bytes
     parts: list[tuple[str, int, int]]
@@ -322,8 +322,8 @@ class FileAppend(Message, tag="append"):
 
 
 class FilesJob(Message, tag="files"):
-    """Do, as a user, what the agent asks for at its ``socket``, with the files in ``directory``: "-" is the scratch directory of
-    the attempt ``key``, which is made now with ``makes``, and kept until `ForgetRequest`."""
+    """As a user, carry out the agent's requests at its ``socket`` with the files in ``directory``. "-" is the scratch directory of
+    the attempt ``key``; ``makes`` creates it, and it is kept until `ForgetRequest`."""
 
     socket: str
     key: str
@@ -347,9 +347,9 @@ Request = (
 
 
 class ListedEvent(Message, tag="listed"):
-    """A part of the list. run: the name of this run of the launcher. units, memory: how tasks are contained, and their memory
-    limited. unenforced: sentences about what cannot be enforced. system: it serves all users. cores: tasks get their shares of
-    the processors."""
+    """A part of the list. run: the name of this run of the launcher. units, memory: the containment and memory
+    backends. unenforced: sentences about what cannot be enforced. system: it serves all users. cores: CPU shares of tasks are
+    enforced."""
 
     pid: int
     more: bool
@@ -373,7 +373,7 @@ class StartedEvent(Message, tag="started"):
 
 
 class EndedEvent(Message, tag="ended"):
-    """A task has ended. with_start: its start was not told before; `ExitRecord.started_at` says when."""
+    """A task has ended. with_start: its start was not reported before; see `ExitRecord.started_at`."""
 
     key: str
     exit: ExitRecord
@@ -381,8 +381,8 @@ class EndedEvent(Message, tag="ended"):
 
 
 class ExpiredEvent(Message, tag="expired"):
-    """A task has no process and no exit: its lease had run out, it was evicted, or it could not be made. shortage: the resource
-    that this machine is short of."""
+    """A task has no process and no exit: its lease had run out, it was evicted, or its process could not be made. shortage: the
+    resource that this machine is short of."""
 
     key: str
     reason: str
@@ -403,7 +403,7 @@ class ThawedEvent(Message, tag="thawed"):
 
 
 class StdinFed(Message, tag="fed"):
-    """A task has read ``offset`` bytes of its stdin; is_closed: it reads no more."""
+    """A task has read ``offset`` bytes of its stdin; is_closed: it has closed its stdin."""
 
     key: str
     offset: int
@@ -411,7 +411,7 @@ class StdinFed(Message, tag="fed"):
 
 
 class UserReply(Message, tag="told"):
-    """The outcome of a `UserRequest`: why it was not done, "" if it was."""
+    """The outcome of a `UserRequest`: the reason why it failed, "" if it succeeded."""
 
     id: int
     why: str
@@ -445,7 +445,7 @@ for _message in (*REQUESTS.values(), *EVENTS.values()):
 
 
 def claim_name(what: str, store: str) -> str:
-    """Name of the abstract socket by which a process of this kind claims a database."""
+    """Name of the abstract socket with which a process of this kind claims a database."""
     return f"\0peerload-{what}-{store}"
 
 
@@ -475,18 +475,18 @@ def _listed_fields(event: ListedEvent) -> dict[str, Any]:
 
 
 def decode_requests(body: bytes) -> Iterator[Request]:
-    """The requests of a frame's body, one after the other. Raises LauncherProtocolError."""
+    """The requests in a frame's body, one by one. Raises LauncherProtocolError."""
     for raw in _maps(body):
         tag = raw.pop("do", None)
         kind = REQUESTS.get(_of(str, tag))
         if kind is None:
             raise LauncherProtocolError(f"unknown request {str(tag)[:40]!r}")
         request = _built(kind, raw)
-        yield request if kind is ForgetRequest else _checked(request)  # there are as many of these as tasks
+        yield request if kind is ForgetRequest else _checked(request)  # no check needed, and as frequent as tasks
 
 
 def decode_events(body: bytes) -> list[LauncherEvent]:
-    """The events of a frame's body, without those of a newer launcher that are not known here. Raises LauncherProtocolError."""
+    """The events in a frame's body, without unknown ones of a newer launcher. Raises LauncherProtocolError."""
     events: list[LauncherEvent] = []
     for raw in _maps(body):
         kind = EVENTS.get(_of(str, raw.pop("is", None)))
@@ -529,10 +529,10 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
-    """A message of this type, whose dictionary ``raw`` becomes. Raises LauncherProtocolError."""
+    """A message of this type; ``raw`` becomes its dictionary. Raises LauncherProtocolError."""
     keys, types = tuple(raw), tuple(map(type, raw.values()))
     found = kind.shapes.get(keys)
-    if found is None or found[0] != types:  # few are the first of their shape
+    if found is None or found[0] != types:  # rare: the first message of its shape
         raw = _converted(kind, raw)
     else:
         for name, converted in found[1]:
@@ -568,11 +568,11 @@ def _checked(request: Request) -> Request:
     """Check that the values of a request are in range → the request. Raises LauncherProtocolError."""
     match request:
         case SpawnRequest() | FilesJob() if not _is_named(request):
-            raise LauncherProtocolError("key or argv")
+            raise LauncherProtocolError("invalid key or argv")
         case SpawnRequest():
             is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
             if not is_small or not 0 <= request.umask <= UMASK_MAX:
-                raise LauncherProtocolError("a size or umask")
+                raise LauncherProtocolError("invalid window size or umask")
             if request.terminal is not None and len(request.terminal) != 2:  # noqa: PLR2004 -- rows, columns
                 raise LauncherProtocolError("terminal")
         case SignalRequest(_, number) if not 0 <= number < signal.NSIG:
@@ -584,12 +584,12 @@ def _checked(request: Request) -> Request:
         case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob() if request.id < 1:
             raise LauncherProtocolError("id is missing")
         case FileAppend() if not 0 <= request.at < SIZE_BYTES_MAX or not 0 <= request.umask <= UMASK_MAX:
-            raise LauncherProtocolError("at or umask")
+            raise LauncherProtocolError("invalid offset or umask")
     return request
 
 
 def _is_named(request: SpawnRequest | FilesJob) -> bool:
-    """True if its key can be a file name, and its command line is not empty."""
+    """True if the key is valid as a file name, and the command line is not empty."""
     key = request.key
     is_name = 0 < len(key) <= KEY_CHARS_MAX and key.isprintable() and "/" not in key and not key.startswith(".")
     return is_name and (isinstance(request, FilesJob) or bool(request.argv))
@@ -602,11 +602,11 @@ def _of(kind: Any, value: object) -> Any:  # noqa: ANN401 -- the value, which is
 
 
 def _converter(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401 -- any type of a field
-    """The function that checks a received value of this type, and converts what is in it. It raises LauncherProtocolError."""
+    """A function that checks and converts a received value of this type. It raises LauncherProtocolError."""
     if kind == dict[bytes, bytes] | None:
         return _environment
     inner, origin = [_converter(one) for one in get_args(kind) if one is not NoneType], get_origin(kind) or kind
-    if origin is UnionType:  # with None, which is the default and never sent
+    if origin is UnionType:  # a union with None; None is the default and never sent
         return inner[0]
     if origin is list:
         return lambda value: [inner[0](one) for one in _of(list, value)]
@@ -632,7 +632,7 @@ def _tuple_converter(inner: list[Callable[[Any], Any]], kind: Any) -> Callable[[
 
 
 def _environment(value: object) -> dict[bytes, bytes] | None:
-    """Decode an environment; None if it is malformed: its home has sent it, and the task ends with a reason."""
+    """Decode an environment; None if it is malformed: it came from the home, so only its task fails, with a reason."""
     if not isinstance(value, dict) or not {*map(type, value), *map(type, value.values())} <= {bytes}:
         return None
     return value

@@ -1,7 +1,7 @@
-"""Append-only logs of the launcher, by which an exit survives the agent and the launcher.
+"""Append-only logs of the launcher, so that exits survive the agent and the launcher.
 
-`Exits` writes exit records (and syncs them, where requested) before they are reported. Records outlive processes, but the machine
-only after `RecordLog.sync`. The imports are few: the launcher must stay small.
+`Exits` writes exit records (and syncs them, where requested) before they are reported. Records survive processes, but survive the
+machine only after `RecordLog.sync`. The imports are few: the launcher must stay small.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecordLog:
         self.size_bytes = os.fstat(self._fd).st_size
 
     def read(self) -> list[Any]:
-        """Read all complete records from the start of the file; cut the file off at the first bad one."""
+        """Read all complete records from the start of the file; truncate the file at the first bad one."""
         records, size = whole_records(self.path)
         if size < self.size_bytes:
             os.ftruncate(self._fd, size)
@@ -42,12 +42,12 @@ class RecordLog:
         return records
 
     def append(self, records: list[Any]) -> bool:
-        """Add records with one write → whether they are kept. If the disk is full, nothing is, and the log says so: exits
+        """Append records with one write → True if they are kept. If the disk is full, none is kept, and this is logged: exits
         are still reported to the agent, and tasks must not end because a disk is full."""
         raw = b"".join(map(_pack, records))
         try:
             written = os.write(self._fd, raw)
-            if written < len(raw):  # half a record would hide those that come after it
+            if written < len(raw):  # a partial record would hide all later ones
                 os.ftruncate(self._fd, self.size_bytes)
                 written = 0
         except OSError as error:
@@ -57,7 +57,7 @@ class RecordLog:
         return written == len(raw)
 
     def compact(self, kept: list[Any] | None, kept_count: int) -> None:
-        """Shrink the file if it is large and mostly useless: to nothing, or to ``kept``."""
+        """Shrink the file if it is large and mostly obsolete: to nothing, or to ``kept``."""
         if self.size_bytes <= LOG_BYTES_MAX:
             return
         if not kept_count:
@@ -70,7 +70,7 @@ class RecordLog:
                 log_line(f"cannot write: path={self.path} error={error.strerror}")
 
     def rewrite(self, records: list[Any]) -> None:
-        """Replace the file by one with these records only. Emptying needs no room, so that it can be done on a full
+        """Replace the file by one with these records only. Truncation to zero needs no space, so that it works on a full
         disk."""
         if not records:
             os.ftruncate(self._fd, 0)
@@ -87,13 +87,13 @@ class RecordLog:
             os.replace(new, self.path)
         except OSError:
             os.close(fd)
-            os.unlink(new)  # it may hold the last room of a full disk
+            os.unlink(new)  # it may occupy the last space of a full disk
             raise
         os.close(self._fd)
         self._fd, self.size_bytes = fd, len(raw)
 
     def sync(self) -> None:
-        """Sync the added records. May take as long as the disk needs: not for the launcher's own thread."""
+        """Sync the added records. May block on the disk: not for the launcher's main thread."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
 
 
 def log_line(line: str) -> None:
-    """Write a line to the log (stderr is DIR/launcher.log, cut at each start); it is lost if the disk is full."""
+    """Write a line to the log (stderr is DIR/launcher.log, truncated at each start); lost if the disk is full."""
     try:
         os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode(errors="replace"))
     except OSError:
@@ -134,7 +134,7 @@ def log_line(line: str) -> None:
 
 
 def process_fields(pid: int) -> list[bytes]:
-    """The fields of a process's stat from its state (field 3) on; empty if there is none."""
+    """The fields in /proc/PID/stat from the state (field 3) on; empty if there is no such process."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -145,12 +145,12 @@ def process_fields(pid: int) -> list[bytes]:
         return []
     finally:
         os.close(fd)
-    # The name in parentheses may hold anything, also spaces and parentheses.
+    # The name in parentheses may itself contain spaces and parentheses.
     return raw[raw.rindex(b")") + 2 :].split()
 
 
 def process_start(pid: int) -> int:
-    """Start of a process, in clock ticks since boot (field 22 of its stat); 0 if there is none."""
+    """Start of a process, in clock ticks since boot (field 22 of its stat); 0 if there is no such process."""
     fields = process_fields(pid)
     return int(fields[19]) if fields else 0
 
@@ -162,7 +162,7 @@ def machine_boot() -> str:
 
 
 RECORD_BYTES_WORTH = 500
-"""Usual size of a record, generously. A log of more than this for each useful record is rewritten."""
+"""Generous estimate of a record's size. A log larger than this times its useful records is rewritten."""
 
 
 class Exits:
@@ -178,7 +178,7 @@ class Exits:
         self.may_wait = True
         """False if there is an exit that has to be reported now."""
         self._new: list[tuple[str, ExitRecord | None]] = []
-        """Records to write; None: that of this key was forgotten, so that no later launcher lists it."""
+        """Records to write; None: the record of this key was forgotten, so that no later launcher lists it."""
         self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
         self._in_sync: list[EndedEvent] = []
@@ -189,7 +189,7 @@ class Exits:
         self._wake = fd
 
     def add(self, key: str, record: ExitRecord, *, is_synced: bool, with_start: bool = False) -> None:
-        """Add the exit of a task. is_synced: it is reported only when it is on the disk; with_start: with its start."""
+        """Add the exit of a task. is_synced: it is reported only when it is on disk; with_start: see `EndedEvent`."""
         self.ended[key] = record
         self._new.append((key, record))
         event = EndedEvent(key, record, with_start)
@@ -222,7 +222,7 @@ class Exits:
             self._in_sync, self._to_sync = self._to_sync, []
             try:
                 _thread.start_new_thread(self._sync, ())
-            except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
+            except RuntimeError:  # the limit of processes is reached, so this sync blocks the enforcement of leases
                 self._sync()
 
     def reportable(self) -> list[EndedEvent]:

@@ -1,11 +1,11 @@
 """The launcher: one small process that starts, freezes, stops and reaps the tasks of a node, and outlives the agent.
 
-Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent, and speaks protocol.py. Whatever an agent says, the
-launcher goes on: a malformed request costs the agent its connection.
+Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent, and speaks protocol.py. A malformed request of the agent
+ends only its connection, not the launcher.
 
-Tasks end with their launcher: its watchdog kills them at once, and a new launcher first kills what its predecessor has left, and
-then answers. All processes of a task are in its unit (containment.py). One thread, epoll over sockets and pidfds; it wakes up by
-itself only while tasks run. Keep the imports few: it must stay small.
+Tasks end with their launcher: its watchdog kills them immediately, and a new launcher first kills the tasks that its predecessor
+has left, and then answers. All processes of a task are in its unit (containment.py). One thread, epoll over sockets and pidfds;
+without tasks, it never wakes up by itself. Keep the imports few: it must stay small.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peerload.launcher.containment import Units
 
 UNSENT_BYTES_MAX = 64 << 20
-"""An agent that leaves more than this unread is disconnected; it reconnects and asks for the list."""
+"""An agent with more unread bytes than this is disconnected; it reconnects and asks for the list."""
 EVENTS_PER_FRAME_MAX = 1_000
 PENDING_MAX = 8
 """Bound on connections that have not asked for the list yet; the oldest is closed."""
@@ -56,7 +56,7 @@ READ_BYTES = 1 << 16
 
 
 def claim_store(store: str) -> socket.socket | None:
-    """Claim a database on this machine as its launcher, so that an agent with a copy of its directory finds out. None:
+    """Claim a database on this machine as its launcher, so that an agent with a copy of its directory finds out. → None if
     the name is taken, or cannot be bound."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -69,11 +69,11 @@ def claim_store(store: str) -> socket.socket | None:
 
 
 class AgentSocket:
-    """A listener for one agent at a time. A newer one replaces the older as soon as it asks for the list, which agents
-    do first. Other connections change nothing.
+    """A listener for one agent at a time. A newer agent replaces the older one when it asks for the list, which is the first
+    request of every agent. Other connections change nothing.
 
-    ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. listed: the
-    agent has asked for the list, and gets events. users: decides who is the agent.
+    ``carry_out(request)`` gets each request; if it raises one of `REQUEST_FAILURES`, the connection is closed. listed: the
+    agent has asked for the list, and gets events. users: decides which process is the agent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AgentSocket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            os.chdir(self._users.sockets)  # a path within it is never too long for a socket
+            os.chdir(self._users.sockets)  # a relative path is never too long for a socket
             if os.path.lexists(protocol.SOCKET_NAME):
                 os.unlink(protocol.SOCKET_NAME)
             listener.bind(protocol.SOCKET_NAME)
@@ -112,7 +112,7 @@ class AgentSocket:
         return listener
 
     def listen_again(self) -> None:
-        """Recreate the socket if its name is gone, since no agent could connect any more. Connections stay."""
+        """Recreate the socket if its file is gone, since no agent could connect any more. Connections stay open."""
         if os.path.lexists(self._path):
             return
         try:
@@ -130,7 +130,7 @@ class AgentSocket:
             os.unlink(self._path)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """Handle what epoll reported: new connections, and requests."""
+        """Handle epoll events: new connections, and requests."""
         if self._listener.fileno() in masks:
             self._accept()
         for fd in self._pending.keys() & masks.keys():
@@ -139,7 +139,7 @@ class AgentSocket:
             self._receive()
 
     def send(self, events: Sequence[protocol.LauncherEvent]) -> None:
-        """Queue events for the agent; `flush` writes them. Without an agent they are dropped."""
+        """Queue events for the agent; `flush` sends them. Without an agent they are dropped."""
         for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
             if self._agent is not None:
                 self._unsent += protocol.frame(
@@ -147,7 +147,7 @@ class AgentSocket:
                 )
 
     def flush(self) -> None:
-        """Write the queue, as far as the agent reads."""
+        """Send the queue, as fast as the agent reads."""
         if self._agent is None or not (self._unsent or self._writing):
             return
         try:
@@ -191,7 +191,7 @@ class AgentSocket:
                 break
 
     def _receive_first(self, fd: int) -> None:
-        """Read the first frame of a pending connection; it becomes the agent's if it asks for the list."""
+        """Read the first frame of a pending connection; a request for the list makes it the agent's connection."""
         newcomer, buffer = self._pending[fd]
         try:
             raw = newcomer.recv(FIRST_FRAME_BYTES_MAX)
@@ -231,7 +231,7 @@ class AgentSocket:
         self._writing = self.listed = False
 
     def _receive(self) -> bool:
-        """Read and carry out requests. → whether there may be more."""
+        """Read and carry out requests. → True if there may be more."""
         if self._agent is None:
             return False
         try:
@@ -247,7 +247,7 @@ class AgentSocket:
         return self._process(raw)
 
     def _process(self, raw: bytes | bytearray) -> bool:
-        """Carry out the complete frames. → whether there may be more."""
+        """Carry out the complete frames. → True if there may be more."""
         buffer = self._received
         buffer += raw
         while len(buffer) >= protocol.HEADER_BYTES:
@@ -276,20 +276,20 @@ def _starts_with_list(body: bytes) -> bool:
 
 
 STARTS_HELD_S = 0.004
-"""Longest delay of the report of a start, so that one frame reports a short task's start and end and wakes the agent once."""
+"""Longest delay of a start report, so that one frame reports both start and end of a short task and wakes the agent once."""
 ENDS_HELD_S = 0.05
-"""Longest delay of the report of an end whose successor has started already, while half of the lane still waits: the agent
-records many with one commit. Exit records are written at once."""
+"""Longest delay of an end report while half of the lane still waits and the next task has started: the agent then
+records many ends with one commit. Exit records are written immediately."""
 LOCK_S_MAX = 0.3
-"""A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
+"""Time for which a directory may seem locked after a launcher was killed: a process that it was starting still holds its
 lock."""
 LOCK_LOOK_S = 0.01
 
 
 class Launcher:
-    """The launcher's state and loop, in a directory that is locked. units, memory: the wanted backends, "" for the best
-    that work. store: the id of the database that it starts tasks for, "" for several. It first kills what its predecessor
-    has left, then listens."""
+    """The launcher's state and loop, in a locked directory. units, memory: the wanted backends, "" for the best that
+    works. store: the id of the database whose tasks it starts, "" for several. It first kills the tasks that its
+    predecessor has left, then listens."""
 
     def __init__(self, users: process.SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
         self._directory = users.directory
@@ -300,7 +300,7 @@ class Launcher:
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[protocol.LauncherEvent] = []
         self._starts: dict[str, protocol.StartedEvent] = {}
-        """Starts that were not reported yet, by the key of the task."""
+        """Unreported starts, by the key of the task."""
         self._report_due_s = 0.0
         self._waited = 0
         """Number of attempts that waited for others when the last ends were reported, or of those that have come since if more."""
@@ -365,7 +365,7 @@ class Launcher:
         self._epoll.register(self._watchdog.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until a request to stop; or, without an agent that wants it, as long as there are tasks."""
+        """Serve until a request to stop; after `RetireRequest`, as long as there are tasks."""
         while not self._is_over():
             masks = dict(self._epoll.poll(self._timeout_s()))
             for fd in masks:
@@ -416,7 +416,7 @@ class Launcher:
     # -- what is due ---------------------------------------------------------------------------------------------
 
     def _enforce(self) -> None:
-        """Enforce leases, output limits, memory limits, and the end of a stop."""
+        """Enforce leases, output limits, memory limits, and the time limit of a stop."""
         self._leases.enforce()
         now_s = time.monotonic()
         if now_s >= self._limit_due_s:
@@ -463,12 +463,12 @@ class Launcher:
             self._exits.may_wait = False
 
     def _start_next(self, key: str) -> bool:
-        """Start the next task in the lane of one that has ended. → whether there was one."""
+        """Start the next task in the lane of an ended one. → True if one was started."""
         request = self._lanes.next(key)
         while request is not None and not self._stopping:
             try:
                 self._start(request)
-            except process.RequestPending:  # its account has to be looked up again: the agent gives it anew
+            except process.RequestPending:  # its account has to be looked up again: the agent sends it again
                 self._report_lost(request.key, "its account is looked up again", never_started=True)
             except protocol.REQUEST_FAILURES as error:
                 log_line(f"task cannot be started: key={request.key} error={type(error).__name__}: {error}")
@@ -479,7 +479,7 @@ class Launcher:
         return False
 
     def _give_back(self, key: str, ran_s: float) -> None:
-        """Return the tasks that wait behind one that takes longer than expected."""
+        """Return the tasks behind one that takes longer than expected to the agent."""
         if ran_s >= WAIT_S_MAX:
             for following in self._lanes.behind(key):
                 del self._lanes.waiting[following]
@@ -500,7 +500,7 @@ class Launcher:
                 continue
 
     def _replace_watchdog(self, watchdog: Watchdog) -> None:
-        """Start another watchdog; somebody has killed this one."""
+        """Start another watchdog, since this one was killed."""
         log_line(f"watchdog ended, starting another: pid={watchdog.pid}")
         self._epoll.unregister(watchdog.pidfd)
         watchdog.close()
@@ -523,7 +523,7 @@ class Launcher:
                 if task is not None and not self._would_thaw(task, number):
                     self._signal(task, number)
                 elif number not in HARMLESS and self._lanes.waiting.pop(key, None) is not None:
-                    now_at = time.time()  # as if the signal had come right after the start
+                    now_at = time.time()  # as if the signal had arrived right after the start
                     self._exits.add(
                         key, protocol.ExitRecord(128 + number, now_at, now_at, signal=number), is_synced=False
                     )
@@ -561,16 +561,16 @@ class Launcher:
                 assert_never(request)
 
     def _note_missing_socket(self, *_: object) -> None:
-        """Record that another launcher was started here, because nobody could connect. It is a signal
-        handler: the loop wakes up and does the rest."""
+        """Record that another launcher was started here, because no agent could connect. This is a signal handler: the loop
+        wakes up and does the rest."""
         self._must_listen = True
 
     def _list(self) -> None:
-        """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
+        """Send all known tasks and exits, in parts; events are sent only after that. An exit that has to be synced first still
         counts as running."""
         self._retiring = False
         self._exits.write()
-        self._exits.reportable()  # it is listed
+        self._exits.reportable()  # drops these events: the exits are listed
         self._events.clear()
         self._starts.clear()
         self._agent.listed = True
@@ -611,7 +611,7 @@ class Launcher:
             self._agent.send([event])
 
     def _flush(self) -> None:
-        """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
+        """Write the exits of one turn to disk with one write, then send them to the agent with one."""
         self._exits.write()
         if self._is_due():
             self._report_due_s = 0.0
@@ -648,7 +648,7 @@ class Launcher:
     def _start(self, request: protocol.SpawnRequest) -> None:
         key = request.key
         if 0 < request.deadline_s <= boot_s():
-            # Its home may have given it to another by now.
+            # Its home may have given it to another node by now.
             self._report_lost(key, "its lease ran out before it could be started", never_started=True)
             return
         limit = request.output_bytes_max
@@ -685,7 +685,7 @@ class Launcher:
         captures: tuple[process.Capture, process.Capture],
         why: process.SpawnRefused | process.CannotStart | OSError,
     ) -> None:
-        """Report a task without a process: an exit if the task is at fault, else it never started."""
+        """Report a task without a process: as an exit if the task is at fault, else as never started."""
         key = request.key
         self._users.release(key)
         for capture in captures:
@@ -698,14 +698,14 @@ class Launcher:
             self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := process.SHORTAGES.get(why.errno or 0, ""):
             log_line(f"task not started: key={key} shortage={shortage} error={why}")
-            if why.strerror != os.strerror(why.errno or 0):  # more is known
+            if why.strerror != os.strerror(why.errno or 0):  # the error has a text of its own
                 shortage += f": {why.strerror}"
             self._report_lost(key, shortage, never_started=True, shortage=shortage)
         else:
             self._report_lost(key, f"no containment unit can be made for it: {why}", never_started=True)
 
     def _kill_unwatched(self, key: str, pid: int, error: OSError) -> None:
-        """Kill a task whose end could not be noticed."""
+        """Kill a task if its end could not be noticed."""
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         while not self._units.close(key):
@@ -718,7 +718,7 @@ class Launcher:
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: protocol.SpawnRequest) -> bool:
-        """True if there is nothing to start: it was started, or must not be."""
+        """True if there is nothing to start: the task was started before, or must not start."""
         key = request.key
         known = self._tasks.get(key)
         if key in self._lanes.waiting:
@@ -737,16 +737,16 @@ class Launcher:
         return True
 
     def _would_thaw(self, task: LaunchedTask, number: int) -> bool:
-        """True if this signal would continue a task without a lease; its lease, once it comes, continues it anyway."""
+        """True if this signal would continue a task without a lease; a new lease continues it anyway."""
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:
-        """Signal its process group, and processes that have left it; SIGKILL reaches all of them."""
+        """Signal its process group, and its processes outside of that group; SIGKILL reaches all of them."""
         if number == signal.SIGKILL:
             self._units.kill(task.key)
             return
         try:
-            os.killpg(task.pid, number)  # it cannot be another's, since the leader is not reaped yet
+            os.killpg(task.pid, number)  # the id cannot be reused, since the leader is not reaped yet
         except (ProcessLookupError, PermissionError) as error:
             log_line(f"cannot signal a task: key={task.key} signal={number} error={error}")
         for pid in self._units.processes(task.key):
@@ -757,8 +757,8 @@ class Launcher:
                 continue
 
     def _stop(self, *_: object) -> None:
-        """Stop all tasks: SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease
-        to run under, not even to end: it is killed, and that does not count as its exit."""
+        """Stop all tasks: SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease, so it must not
+        run even to end: it is killed, and that does not count as its exit."""
         if self._stopping:
             return
         self._stopping = True
@@ -792,7 +792,7 @@ def _detach(directory: str) -> None:
 
 
 def _request_socket(directory: str) -> None:
-    """Ask the launcher of this directory to make its socket again if that is gone."""
+    """Ask the launcher of this directory to make its socket again if it is gone."""
     try:
         with open(f"{directory}/launcher.pid", encoding="ascii") as file:
             pid = int(file.read(20))
@@ -800,12 +800,12 @@ def _request_socket(directory: str) -> None:
             arguments = file.read().split(b"\0")
         if os.fsencode(directory) in arguments and b"--directory" in arguments:
             os.kill(pid, signal.SIGHUP)
-    except (OSError, ValueError):  # it has not got that far, or has gone
+    except (OSError, ValueError):  # no pid in the file yet, or the launcher has ended
         return
 
 
 def lock(directory: str) -> None:
-    """Lock this directory as long as this process lives; ends it if there is another launcher."""
+    """Lock this directory as long as this process lives. If another launcher holds the lock, this process ends."""
     fd = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
@@ -822,9 +822,9 @@ def lock(directory: str) -> None:
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]``: run the launcher of DIR until it is told to
-    stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
-    works. ID: of the database whose tasks it starts."""
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]``: run the launcher of DIR until it is
+    asked to stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that works.
+    ID: the database whose tasks it starts."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store", "--cores"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:

@@ -1,8 +1,8 @@
 """Tasks of the launcher, from the start to the exit record: a `LaunchedTask` for each process.
 
 `Spawner` starts the process of a task in its unit. `LeaseTimers` freeze a task at its deadline. `Reaper` reports a task when
-nothing is left of it, neither background processes nor its unit. `with_shortage` finds out whether it ended for want of
-memory; `usage_of` tells what it uses while it runs. Used by the launcher alone; the imports are few.
+no process and no unit of it is left. `with_shortage` finds out whether it ended for lack of memory; `usage_of` measures a
+running task. Used by the launcher alone; the imports are few.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from peerload.launcher.protocol import LauncherEvent, SpawnRequest, UsageRequest
 
 LIMIT_EVERY_S = 0.5
-"""Interval at which captured output is limited, for tasks older than this."""
+"""Interval at which captured output is limited; shorter tasks are limited only at their end."""
 FROZEN_S_MAX = 86_400.0
 """Default of how long a task may be frozen before it is killed."""
 DATE_SET_S = 1.0
-"""A larger difference between date and boot clock over the life of a task means that the date was set."""
+"""A larger difference between wall clock and boot clock over the life of a task means that the wall clock was set."""
 CLOSE_S_MIN, CLOSE_S_MAX = 0.001, 0.05
-"""First and longest pause between two checks for remaining processes of an ended task; it doubles in between."""
+"""First and longest pause between two checks for remaining processes of an ended task; each pause doubles."""
 
 
 def boot_s() -> float:
-    """Now, in seconds since the machine was started."""
+    """Current time, in seconds since the machine was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LaunchedTask:
-    """Running process of a task, the leader of its own session, with its descendants.
+    """Running task: the leader of its session, with its descendants.
 
     deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied.
-    frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix seconds at which its leader ended, 0 while it lives.
-    started_boot_s: CLOCK_BOOTTIME at its start. ran_s: run time of its leader by that clock. lost_because: why its end
-    is no exit, and no result. memory_bytes_max: its limit, 0 = none. node: display name of the machine. memory_use:
-    known when its leader has ended.
+    frozen_at_s: CLOCK_BOOTTIME, 0 while it is not frozen. ended_at: Unix seconds at which its leader ended, 0 while it runs.
+    started_boot_s: CLOCK_BOOTTIME at its start. ran_s: run time of its leader by that clock. lost_because: reason why it
+    ends without exit record and result. memory_bytes_max: its limit, 0 = none. node: display name of the machine.
+    memory_use: known when its leader has ended.
     """
 
     __slots__ = (
@@ -84,18 +84,18 @@ class LaunchedTask:
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
 
     def back_off(self) -> None:
-        """Check again later, since processes of it are left; each pause is longer."""
+        """Postpone the next check for its remaining processes; each pause is longer."""
         self.close_due_s = time.monotonic() + self.close_wait_s
         self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
 
     def _start_date(self) -> float:
-        """Its start, by the date at its end: the boot clock gives the time between, whatever date was set meanwhile."""
+        """Its start by the wall clock: that of its end less the run time by the boot clock, which a set wall clock does not affect."""
         began_at = max(self.ended_at - self.ran_s, 0.0)
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
     def reap(self, holes: HolePuncher, lost_bytes: int = 0) -> ExitRecord:
-        """Reap the leader of a task without other processes → the exit record. lost_bytes: of its stdout, beside what is in
-        its file."""
+        """Reap the leader of a task without other processes → the exit record. lost_bytes: of its stdout, in addition to its
+        file."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         started_at = self._start_date()
@@ -120,7 +120,7 @@ def failed(started_at: float, exit_code: int, reason: str) -> ExitRecord:
 
 
 DESCRIPTORS_RESERVED = 64
-"""Descriptors reserved for other things than tasks, each of which takes one; this bounds the tasks at a time."""
+"""Descriptors reserved for other purposes than tasks. A task takes one, so this bounds the number of running tasks."""
 
 
 ENVIRONMENT_TRIES_MAX = 50
@@ -129,7 +129,7 @@ ENVIRONMENT_PAUSE_S = 0.001
 
 def _environment_of(pid: int) -> bytes:
     """The initial environment of a process. The kernel shows none for a moment after `posix_spawn` has returned (exec
-    lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
+    lets the parent continue before the new stack is made), so the read is repeated for up to 50 ms."""
     for _ in range(ENVIRONMENT_TRIES_MAX):
         if raw := read(f"/proc/{pid}/environ"):
             return raw
@@ -140,8 +140,8 @@ def _environment_of(pid: int) -> bytes:
 class Spawner:
     """Starts the processes of ``tasks`` in their units. run: the name of this run of the launcher.
 
-    For the process scan, a log records each spawn before and after it is made: if the launcher is killed in between,
-    its successor kills what it was making.
+    With the process scan, a log records each spawn before and after it is made: if the launcher is killed in between,
+    its successor kills the process.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Spawner:
 
     def spawn(self, request: SpawnRequest) -> int:
         """Start the process of a request in its unit → its pid. Raises CannotStart, or OSError if there can be no unit
-        or this machine is short of something."""
+        or this machine is short of a resource."""
         try:
             pid = self._spawn_in_unit(request)
         except (CannotStart, OSError):
@@ -184,9 +184,9 @@ class Spawner:
             request = self._inside_task(request)
         if request.environment is not None:
             request.environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
-        if self._units.is_proc_scan:  # if we are killed now, its output files identify it
+        if self._units.is_proc_scan:  # if the launcher is killed now, its output files identify it
             row = [key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]
-            if not self._spawns.append([row]):  # nobody could kill it if this launcher is killed
+            if not self._spawns.append([row]):  # no successor could kill it if this launcher is killed
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             units = self._units
@@ -230,7 +230,7 @@ class Spawner:
     def _start_process(self, request: SpawnRequest, clone: CgroupClone | None) -> int:
         reads = self._standard_input.open(request)
         inside = request.inside
-        # Not the launcher: it could be killed there, since the task has used up its memory.
+        # The launcher does not enter: it could be killed there, since the task may have used up its memory.
         joins = [*self._units.entrances(request.key), *self._memory.entrances(inside)] if inside else []
         try:
             self._memory.enter(request.key, request.memory_bytes_max)
@@ -239,7 +239,7 @@ class Spawner:
             self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
-        """Limit a process that runs already; a limit that cannot be set is only logged."""
+        """Limit a running process; if that fails, it is only logged."""
         try:
             if not self._memory.limit(key, pid, limit_bytes):
                 self._units.kill(key)
@@ -254,7 +254,7 @@ class Spawner:
 
 
 CHECK_S = 0.5
-"""Deadlines are compared with the clock at least this often, since timers do not count suspend."""
+"""Maximum interval of checks of deadlines, since timers do not count suspended time."""
 
 
 class LeaseTimers:
@@ -275,7 +275,7 @@ class LeaseTimers:
         return max(0.0, min(left_s, default=CHECK_S))
 
     def apply(self, task: LaunchedTask, deadline_s: float, ts: float) -> None:
-        """Set a new deadline, granted for the message of ``ts`` (0: unknown); older than the last is ignored. 0 is no
+        """Set a new deadline, granted for the message of ``ts`` (0: unknown); ignored if older than the last. 0 means no
         deadline. A deadline in the future thaws the task."""
         if task.ended_at or (ts or task.ts) < task.ts:
             return
@@ -288,7 +288,7 @@ class LeaseTimers:
             self._events.append(ThawedEvent(task.key))
 
     def evict(self, task: LaunchedTask, reason: str) -> None:
-        """Kill the task if it is frozen, since its agent needs the room."""
+        """Kill the task if it is frozen, since its agent needs its resources."""
         if task.frozen_at_s and not task.ended_at and not task.lost_because:
             task.lost_because = reason
             self._units.kill(task.key)
@@ -299,7 +299,7 @@ class LeaseTimers:
         task.deadline_s = 0.0
 
     def enforce(self) -> None:
-        """Freeze tasks past their deadline; kill those that were frozen for too long."""
+        """Freeze tasks past their deadline; kill tasks that were frozen for too long."""
         if not self._count:
             return
         now_s = boot_s()
@@ -318,28 +318,28 @@ class LeaseTimers:
             self._units.kill(task.key)
 
     def refreeze(self) -> None:
-        """Freeze again what users have thawed."""
+        """Freeze the tasks again that users have thawed."""
         frozen = [task.key for task in self._tasks.values() if task.frozen_at_s and not task.lost_because]
         if frozen:
             self._units.refreeze(frozen)
 
 
 REFUSED_SHARE = 0.97
-"""A process that failed with this share of its limit in use counts as refused memory."""
+"""A process that failed with this share of its limit in use counts as short of memory."""
 TAIL_BYTES = 4096
-"""Bytes of the end of stderr that are searched."""
+"""Number of bytes at the end of stderr that are searched."""
 SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
-"""Messages of programs, in lower case, when memory is refused to them."""
+"""Messages of programs that cannot allocate memory, in lower case."""
 NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
-"""Words in such a message that rule it out: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
+"""Words that exclude such a message: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
 _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
-"""Ways in which programs end that are refused memory: an exit code, or one of these signals. Others come from outside.
+"""Ways in which programs without memory end: an exit code, or one of these signals. Other signals come from outside.
 """
 
 
 def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
-    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended for lack
-    of memory on ``node``. stderr: the file of its captured stderr."""
+    """The exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended for lack
+    of memory on ``node``. stderr: path of its captured stderr."""
     assert record.usage is not None
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
@@ -357,7 +357,7 @@ def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) ->
 
 
 def _because(record: ExitRecord, reason: str) -> ExitRecord:
-    """Add the shortage. A task that has succeeded has only lost a process to it."""
+    """Add the shortage to the record. A task that succeeded has only lost one of its processes."""
     if record.exit_code:
         return record.replace(out_of="memory", reason=reason)
     return record.replace(reason=f"ended; a process of it was killed: {reason.removeprefix('killed: ')}")
@@ -382,7 +382,7 @@ def _reports_oom(path: str) -> bool:
     try:
         size = os.fstat(fd).st_size
         tail = os.pread(fd, TAIL_BYTES, max(size - TAIL_BYTES, 0)).lower()
-    except OSError:  # it is not a file any more
+    except OSError:  # it is no longer a file
         return False
     finally:
         os.close(fd)
@@ -390,12 +390,12 @@ def _reports_oom(path: str) -> bool:
 
 
 REMAINS_S_MAX = 10.0
-"""Unkillable remains of a task (waiting for a disk) delay its exit no longer than this."""
+"""Maximum delay of a task's exit by unkillable processes (which wait for a disk)."""
 
 
 class Reaper:
     """``end(task)`` is called once for each task, when its leader may be reaped and its exit reported; ``closed(key)``
-    as soon as nothing of it is left."""
+    as soon as none of its processes is left."""
 
     def __init__(self, units: Units, end: Callable[[LaunchedTask], None], closed: Callable[[str], None]) -> None:
         self._units = units
@@ -405,15 +405,15 @@ class Reaper:
         self._unkillable: list[LaunchedTask] = []
 
     def add(self, task: LaunchedTask) -> None:
-        """Take over a task whose leader has ended. The leader is not reaped before ``end``: until then its pid cannot
-        be reused."""
+        """Take over a task whose leader has ended. The leader is not reaped before ``end``, so that its pid cannot be
+        reused until then."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
         task.ran_s = boot_s() - task.started_boot_s
         self._awaiting_close.append(task)
 
     def due_at_s(self) -> list[float]:
-        """The moments (monotonic) at which `reap_closed` has something to do."""
+        """The times (monotonic) at which `reap_closed` is due."""
         return [task.close_due_s for task in self._awaiting_close + self._unkillable]
 
     def reap_closed(self) -> None:
@@ -433,7 +433,7 @@ class Reaper:
                 self._closed(task.key)
             elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
                 log_line(
-                    f"task ended, its other processes do not: key={task.key} pids={self._units.processes(task.key)}"
+                    f"task ended, but its other processes do not end: key={task.key} pids={self._units.processes(task.key)}"
                 )
                 self._unkillable.append(task)
                 self._finish(task)
@@ -446,7 +446,7 @@ class Reaper:
 
 
 PROCESSES_MAX = 1000
-"""Processes read for one request, about 10 ms: of a task with more than are left, only their number is reported."""
+"""Processes read for one request, about 10 ms. Of a task with more than remain, only the number is reported."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -454,7 +454,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def usage_of(
     tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequest, counters: list[Reading]
 ) -> UsageEvent:
-    """Usage of each of the requested tasks that runs. Memory that its processes share is counted for each of them."""
+    """Usage of each of the requested tasks that runs. Shared memory is counted for each process."""
     running = [key for key in request.keys if key in tasks and not tasks[key].ended_at]
     found: dict[str, TaskUsage] = {}
     left = PROCESSES_MAX

@@ -115,4 +115,4 @@ def test_the_agent_ends_over_a_broken_invariant() -> None:
 
     node, run, nothing = cast("Any", Broken()), cast("Any", Run()), cast("Any", Nothing())
     Consumer(node, nothing, nothing, run, None).consume([events.ClientGone(7)])
-    assert failed == ["a rule of its own was broken"]
+    assert failed == ["an internal invariant was broken"]

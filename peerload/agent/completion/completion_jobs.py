@@ -1,8 +1,8 @@
-"""Completion jobs: what home does after the end of a task. It writes the output files (`submit -o`), and notifies
+"""Completion jobs: work at home after the end of a task. A job writes the output files (`submit -o`), or notifies
 the user (`--notify`).
 
-A job is written with the end of its task, so that no crash loses it, and removed when it is done: it may run twice, and
-runs at least once. A job that fails is tried again some times, and then abandoned; both are events.
+A job is committed together with the end of its task, so that no crash loses it, and removed when it is done. So it runs at least
+once, and possibly twice. A failed job is tried again several times, and then abandoned; both are events.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ log = logging.getLogger("peerload.agent")
 
 AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
-"""Number of tries before a job is abandoned: some minutes. What waits for room on a disk is tried until there is some."""
+"""Number of tries, over some minutes, before a job is abandoned. A job that needs disk space is tried without limit."""
 FULL = tuple(map(os.strerror, NO_ROOM))
-"""Texts of the errors of a full disk, by which the launcher reports one, too."""
+"""Texts of the errors of a full disk; the launcher reports them as text."""
 PAUSE_S, PAUSE_S_MAX = 1.0, DUE_S_MAX
-"""The pause before the second try; it doubles, up to the other."""
+"""The pause before the second try, and the maximum to which it doubles."""
 ENDS_SOON_S = 0.5
-"""A cancelled task whose process has not gone yet is looked at again after this: that is no try."""
+"""Delay before a job is checked again whose cancelled task still has a process; this does not count as a try."""
 IDLE_S_MAX = 3600.0
 OUTCOMES_MAX = 4096
-"""Bound on the tasks whose file outcome is kept in memory; that of others is read from their events."""
+"""Maximum number of tasks whose file outcome is kept in memory; the outcome of others is read from their events."""
 EVENTS_LOOKED_AT_MAX = 16
-"""Bound on the events of a task that are read for its file outcome, from the last on."""
+"""Maximum number of last events of a task that are read for its file outcome."""
 FILES_FAILED = "its output could not be saved"
 FAILURES = {CompletionJob.FILES: FILES_FAILED, CompletionJob.NOTIFY: "its user could not be notified"}
 LIVE_MAX = 128
-"""Bound on the tasks whose files grow while they run; the files of others are written at their end. Each task that
-runs elsewhere takes one of the streams (`STREAMS_MAX`) that results need, too."""
+"""Maximum number of tasks whose files grow while they run; the files of others are written at their end. Each task that
+runs elsewhere takes one of the streams (`STREAMS_MAX`), which results need, too."""
 WRITES_AT_A_TIME = 4
 START_AFTER_S = 0.1
-"""A task that ends within this time is left to its completion job."""
+"""Minimum run time of a task before copying starts; for shorter ones, the completion job writes the files."""
 EVERY_S, SYSTEM_EVERY_S = 0.1, 1.0
 """Shortest interval between two writes to a file; in system mode each write takes a process."""
 STEP_BYTES_MAX = 32 << 20
-"""Bound on what one step copies."""
+"""Maximum number of bytes that one step copies."""
 STEP_S_MAX = 30.0
-"""Bound on the time for which a file holds its task up."""
+"""Maximum time for which a file blocks its task."""
 LOOK_AGAIN_S = 5.0
-"""Delay before a broken connection to the node that runs the task is made again."""
+"""Delay before reconnecting to the node that runs the task."""
 SAVED_MAX = 1024
-"""Bound on the attempts whose progress is kept in memory; that of others is read from disk."""
+"""Maximum number of attempts whose progress is kept in memory; the progress of others is read from disk."""
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
-"""Pause after a failure while the task runs; it doubles, up to the second."""
+"""Pause after a failure while the task runs, and the maximum to which it doubles."""
 
 
 class CompletionJobs:
@@ -103,7 +103,7 @@ class CompletionJobs:
         self._news.set()
 
     async def run(self) -> None:
-        """Carry out jobs as they become due, until cancelled; the next agent repeats what is under way then."""
+        """Carry out jobs when they are due, until cancelled; the next agent repeats the interrupted ones."""
         try:
             while True:
                 self._news.clear()
@@ -117,7 +117,7 @@ class CompletionJobs:
             await self._background.close()
 
     def _begin_due(self) -> float:
-        """Begin as many jobs as may run at a time → after how many seconds to look again."""
+        """Begin as many jobs as may run at a time → the seconds until the next check."""
         store, now = self._store, time.time()
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
@@ -127,7 +127,7 @@ class CompletionJobs:
         next_at = next_job_due_at(store)
         if next_at is None:
             return IDLE_S_MAX
-        # One that is due and waits for room is begun when another is done, which wakes us.
+        # A due job that has to wait for others begins when one of them ends, which wakes `run`.
         return min(next_at - now, IDLE_S_MAX) if next_at > now else PAUSE_S
 
     def _begin(self, job: DueJob) -> None:
@@ -135,8 +135,8 @@ class CompletionJobs:
         self._background.start(self._carry_out(job))
 
     async def saved(self, record: TaskRecord) -> tuple[str, str]:
-        """Outcome of writing the output files of an ended task: the state of the event, and why. Waits until that was tried.
-        "": it wrote none."""
+        """Outcome of writing the output files of an ended task: state and reason of the event, "" if it has none. Waits until
+        this was tried."""
         counter, member = order_of(record.task)
         while True:
             self._tried.clear()
@@ -212,15 +212,15 @@ def _is_of_files(state: str, reason: str) -> bool:
 
 
 class JobNotDue(Exception):
-    """The task of this job has not ended here yet: the job is not due."""
+    """The core still has the task of this job, since it may have a process: the job is not due."""
 
 
 # -- output files ------------------------------------------------------------------------------------------------------
 
 
 class SaveProgress(msgspec.Struct):
-    """Progress of the files of one attempt. boot: id of the machine's boot; data written in another boot may not be
-    on the disk. read: bytes of each stream that were copied or found missing; at: the size of each file; missing:
+    """Progress of the files of one attempt. boot: id of the machine's boot; data written in an earlier boot may not be
+    on disk. read: bytes of each stream that were copied or found missing; at: the size of each file; missing:
     the bytes that were cut out."""
 
     boot: str
@@ -230,8 +230,8 @@ class SaveProgress(msgspec.Struct):
 
 
 class SavedOutput:
-    """The files of one attempt. work: the copying that is under way or was last. It continues without a waiter,
-    since two copies at a time would disturb one another."""
+    """The files of one attempt. work: the running or last copying. It continues without a waiter, since two copies at a
+    time would interfere."""
 
     def __init__(
         self, key: str, spec: TaskSpec, terms: SubmitOptions, files: dict[bytes, list[int]], progress: SaveProgress
@@ -248,7 +248,7 @@ class SavedOutput:
 
 
 class _Live:
-    """An attempt whose files grow while it runs. grown: there is more output; over: it runs no more."""
+    """An attempt whose files grow while it runs. grown: there is more output; over: it has stopped running."""
 
     def __init__(self, task: HomeTask, attempt: int) -> None:
         self.task = task
@@ -261,14 +261,14 @@ class _Live:
 class OutputSaver:
     """Saves output into the files of users (`submit -o FILE -e FILE`), while the tasks run; from the loop's thread only.
 
-    Home copies the output from its spool into the file, in full and piece by piece, as that user (`accounts.py`). If the task runs
-    elsewhere, its output comes here as it is written. A task waits for its file as it waits for a reader
-    (`output/output.py`), so that nothing is cut out of its output before it was copied. When the task has ended, its
-    completion job copies the rest, and learns what is missing. A file that cannot be written holds no task up: it is tried again
-    while the task runs, and after its end.
+    Home copies the whole output piece by piece from its spool into the file, as that user (`accounts.py`). If the task runs
+    elsewhere, its output is copied here as it is written. A task waits for its file as it waits for a reader
+    (`output/output.py`), so that output is not cut out before it was copied. After the end of the task, its completion job copies
+    the rest, and finds out what is missing. A file that cannot be written does not block its task: it is tried again while the
+    task runs, and after its end.
 
-    The progress of each file is noted beside the output (STATE/spool/KEY.saved), and the next agent continues from there. Each
-    piece is written at its place in the file, so that it may be written twice.
+    The progress of each file is stored beside the output (STATE/spool/KEY.saved), and the next agent continues from there. Each
+    piece is written at its offset in the file, so that it may be written twice.
     """
 
     def __init__(
@@ -291,14 +291,14 @@ class OutputSaver:
         self._boot = info.identity.machine_boot
         self._saved: BoundedDict[str, SavedOutput] = BoundedDict(SAVED_MAX)  # the progress of other attempts is on disk
         self.live: dict[str, _Live] = {}
-        """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
+        """Attempts whose files grow now; while there are any, `changed` has to be called for every change."""
         self._writes: defaultdict[bytes, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WRITES_AT_A_TIME))
-        """Turns to write, for each mount point: one that is dead keeps its own."""
+        """Limit of concurrent writes for each mount point, so that a dead one blocks no other."""
 
     # -- while the task runs -------------------------------------------------------------------------------------------
 
     def changed(self, action: TaskChanged) -> None:
-        """Take a change of a task of this home: it has a new record, or runs."""
+        """Process a change of a task of this home: a new record, or its start."""
         record = action.record
         live = self.live.get(execution_key(record.uid, record.attempt))
         if live is not None:
@@ -340,8 +340,8 @@ class OutputSaver:
             del self.live[key]
 
     async def _follow_paced(self, live: _Live, key: str) -> None:
-        """Copy as `_follow` does, while the task waits for its files. Raises OSError, PeerloadError when it waits no
-        longer."""
+        """Copy as `_follow` does, while the task waits for its files. Raises OSError, PeerloadError when it no longer
+        waits."""
         task, record, output = live.task, live.task.record, self._output
         is_here = record.node == self._info.config.node
         known = self._saved.get(key)
@@ -367,15 +367,15 @@ class OutputSaver:
     # -- when it has ended ---------------------------------------------------------------------------------------------
 
     async def carry_out(self, job: DueJob) -> tuple[str, str]:
-        """Write the files of one task that has ended → the state and the reason of the event about it. Raises
-        PeerloadError, JobNotDue."""
+        """Write the files of one ended task → the state and the reason of its event. Raises PeerloadError,
+        JobNotDue."""
         records = self._store.page(job.counter, job.member - 1, job.member, 1)
         if not records:
             return "abandoned", f"{FILES_FAILED}: its row is gone"
         (record,) = records
         if record.uid in self._node.home.tasks:
             raise JobNotDue
-        if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
+        if not record.attempt:  # it never ran: existing files stay unchanged
             return "", ""
         spec, terms = self._store.spec(job.counter), self._store.terms(job.counter)
         files = output_targets(terms, record, spec, (job.counter, job.member))
@@ -395,8 +395,8 @@ class OutputSaver:
         return "saved", f"its output is in {names}"
 
     async def _finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
-        """Copy the rest of the output of an ended task, as far as it is here, durably → the number of bytes that are
-        missing in its files. Raises OSError, PeerloadError."""
+        """Copy the rest of the available output of an ended task, and sync the files → the number of missing
+        bytes. Raises OSError, PeerloadError."""
         key, exit_ = execution_key(record.uid, record.attempt), record.exit
         live = self.live.get(key)
         if live is not None and live.work is not None:
@@ -412,7 +412,7 @@ class OutputSaver:
         return saved.progress.missing + short + lost
 
     async def close(self) -> None:
-        """Stop copying; the next agent goes on."""
+        """Stop copying; the next agent continues."""
         await self._background.close()
         work = [saved.work for saved in self._saved.values() if saved.work is not None]
         for one in work:
@@ -431,7 +431,7 @@ class OutputSaver:
         return self._saved[key]
 
     def _noted(self, key: str) -> SaveProgress | None:
-        """The progress that an earlier agent has noted; None if there is none, or it is of another boot of the
+        """The progress that an earlier agent has stored; None if there is none, or it is from an earlier boot of the
         machine."""
         try:
             noted = msgspec.msgpack.decode(self._spool.saved_path(key).read_bytes(), type=SaveProgress)
@@ -442,8 +442,8 @@ class OutputSaver:
     async def _step(
         self, saved: SavedOutput, sizes: tuple[int, int] | None = None, *, within_s: float | None = None
     ) -> bool:
-        """Copy one part, up to ``sizes``; with these, the files are synced when nothing is left. → whether there may
-        be more. Raises TimeoutError if it takes longer than that; the copying goes on."""
+        """Copy one part, up to ``sizes``; if given, the files are synced when no more is left → True if there may be
+        more. Raises TimeoutError after ``within_s``; the copying continues."""
         while saved.work is not None and not saved.work.done():
             if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
                 raise TimeoutError(f"the last part was not written within {within_s:g} s")
@@ -457,7 +457,7 @@ class OutputSaver:
         for path, streams in saved.files.items():
             try:
                 await self._append(saved, path, streams, sizes)
-            except FileChanged:  # somebody has emptied or removed it: it begins anew, with what is kept
+            except FileChanged:  # the file was emptied or removed: start again with the output that is still kept
                 saved.progress.at[path] = saved.progress.missing = 0
                 for stream in streams:
                     saved.progress.read[stream - 1] = 0

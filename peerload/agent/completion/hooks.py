@@ -50,21 +50,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 WAITING_MAX = 256
-"""Notifications that wait; beyond this they are dropped."""
+"""Maximum number of waiting notifications; more are dropped."""
 AT_A_TIME = 4
 TRIES_MAX = 5
 PAUSE_S = 2.0
 """Pause before the second try; it doubles."""
 TIME_S_MAX = 60.0
-"""Time limit of a try; then it is killed."""
+"""Time limit of a try, after which it is killed."""
 KEPT_BYTES_MAX, PRINTED_BYTES_MAX = 400, 64 << 10
 DELIVER = (sys.executable, "-E", "-P", "-m", "peerload.notification")
 PREFIX = "notify-"
 NOTICE_S_MAX = 300.0
-"""Time limit of a command; then it is killed."""
+"""Time limit of a command, after which it is killed."""
 KILLED_WITHIN_S = 10.0
 TAIL_BYTES = 400
-"""Bound on the end of a command's output that is reported."""
+"""Maximum length of the end of a command's output that is reported."""
 SIGKILL = 9
 
 
@@ -77,7 +77,7 @@ def outcome_of(record: TaskRecord) -> dict[str, str]:
 
 
 def delivery_variables(settings: HooksSettings, target: str, *, signs: bool = True) -> dict[str, str]:
-    """The variables that `notification` reads besides the facts. signs: webhooks are signed."""
+    """The variables that `notification` needs besides the facts. signs: webhooks are signed."""
     found = {"TARGET": target, "SECRET_FILE": settings.secret_file if signs else "", "SENDMAIL": settings.sendmail}
     return {f"PEERLOAD_NOTIFY_{name}": value for name, value in found.items()}
 
@@ -85,9 +85,9 @@ def delivery_variables(settings: HooksSettings, target: str, *, signs: bool = Tr
 class NodeHooks:
     """Hooks of the node: commands and messages when any task of this home has ended or failed, or a node is dead.
 
-    They run as children of the agent, with its rights, beside its work: a bounded queue, some at a time, each try with a time
-    limit, some tries. What cannot be delivered, or does not fit into the queue, is an event and is counted. Nothing is kept for the
-    next agent, unlike what `--notify` owes a user. From the loop's thread only.
+    They run as children of the agent, with its rights. The queue, their number at a time, the time of a try and the number of
+    tries are limited. A notification that fails, or does not fit into the queue, becomes an event and is counted. Unlike those of
+    users (`--notify`), notifications are lost when the agent stops. Call it only from the loop's thread.
     """
 
     def __init__(self, info: AgentInfo, store: Store, journal: EventLog) -> None:
@@ -105,7 +105,7 @@ class NodeHooks:
         return bool(self._settings.on_end or self._settings.on_fail)
 
     def changed(self, action: TaskChanged) -> None:
-        """Take a change of a task of this home."""
+        """Process a change of a task of this home."""
         record = action.record
         if not record.state.is_final or not self.runs_at_end:
             return
@@ -125,7 +125,7 @@ class NodeHooks:
             except asyncio.QueueFull:
                 self._count("dropped")
                 if not self._is_full:
-                    self._report("dropped", hook, target, facts, f"{WAITING_MAX} wait already; more may be dropped")
+                    self._report("dropped", hook, target, facts, f"{WAITING_MAX} are waiting; more may be dropped")
                 self._is_full = True
 
     def _count(self, outcome: str) -> None:
@@ -138,7 +138,7 @@ class NodeHooks:
         self._journal.record("hook", state, task=task, node=node, reason=reason)
 
     async def run(self) -> None:
-        """Deliver notifications as they come, until cancelled."""
+        """Deliver notifications as they arrive, until cancelled."""
         if not self._settings.targets():
             return
         async with asyncio.TaskGroup() as group:
@@ -195,7 +195,7 @@ class NodeHooks:
 
 
 class NotificationLost(PeerloadError):
-    """The launcher went away while the command was to start or was running, or the command could not be started."""
+    """The command could not be started, or the launcher was lost before the command's end was known."""
 
     code = "notice-lost"
 
@@ -204,7 +204,7 @@ class NotifyHooks:
     """Notification hook: a user's command that runs at home when a task, or the last member of an array, has ended.
 
     The launcher starts the command, as it starts tasks, under a key of its own. So the command outlives the agent, and the next
-    agent finds it again. It is started at least once; a command that has ended is not started again.
+    agent finds it again. It is started at least once, and not again when it has ended.
     """
 
     PREFIX = PREFIX
@@ -230,17 +230,17 @@ class NotifyHooks:
             self._lose(event.key, event.reason)
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
-        """Record the states of these commands."""
+        """Record the states of the commands that the launcher lists."""
         self._running = set(running)
         self._ended = {key: exit_ for key, exit_ in ended.items() if key not in self._waiting}
         for key in list(self._waiting):
             if key in ended:
                 self._end(key, ended[key])
             elif key not in running:
-                self._lose(key, "the launcher went away")
+                self._lose(key, "the launcher was lost")
 
     def remove_orphans(self) -> None:
-        """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
+        """Forget the commands without a job: they were done when an earlier agent was killed, before it could forget them."""
         job = {_key(counter, tries) for counter, tries in pending_notifications(self._store)}
         for key in (*self._running, *self._ended):
             if key not in job:
@@ -249,7 +249,7 @@ class NotifyHooks:
 
     def _end(self, key: str, exit_: Exit) -> None:
         waiting = self._waiting.get(key)
-        if waiting is None:  # this agent was started while it ran, and its job has not come round yet
+        if waiting is None:  # this agent was started while the command ran, and has not resumed its job yet
             self._ended[key] = exit_
         elif not waiting.done():
             waiting.set_result(exit_)
@@ -269,8 +269,8 @@ class NotifyHooks:
     # -- one notice ----------------------------------------------------------------------------------------------------
 
     async def carry_out(self, job: DueJob) -> tuple[str, str]:
-        """Run the command of a job, or wait for the one that runs already → the state and the reason of the event
-        about it. Raises NotificationLost, StoreError."""
+        """Run the command of a job, or wait for it if it runs already → the state and the reason of its event. Raises
+        NotificationLost, StoreError."""
         key = _key(job.counter, job.tries)
         exit_ = self._ended.get(key)
         late = ""
@@ -292,7 +292,7 @@ class NotifyHooks:
                 raise NotificationLost(output or how)
             return "abandoned" if exit_.exit_code else "notified", f"the notice: {output or how}"
         state = "abandoned" if late or exit_.exit_code else "notified"
-        return state, f"the notice: {how}" + (f"; it said: {output}" if output else "")
+        return state, f"the notice: {how}" + (f"; output: {output}" if output else "")
 
     async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
         try:
@@ -324,7 +324,7 @@ class NotifyHooks:
             f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
             for variable, value in (self._of_all(job) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
         }
-        if is_target:  # the secret belongs to the agent's user
+        if is_target:  # the secret is that of the agent's user
             signs = self._info.config.mode != "system"
             own = delivery_variables(self._info.config.hooks, target, signs=signs)
             extra |= {name.encode(): os.fsencode(value) for name, value in own.items()}
@@ -334,7 +334,7 @@ class NotifyHooks:
         self._launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
 
     def _of_all(self, job: DueJob) -> dict[str, str]:
-        """The outcome as variables; of an array: that all members are done, or the outcome of the first that is not."""
+        """The outcome as variables. For an array: that of the first member that is not done, or else that all are done."""
         store = self._store
         counts = {
             str(state): int(count)
@@ -360,6 +360,6 @@ class NotifyHooks:
 
 
 def _key(counter: int, tries: int) -> str:
-    """The launcher's key of a command: another for each try, and by its submission, of which the number is never given again: a
-    launcher that starts anew has the exit records of earlier commands."""
+    """The launcher's key of a command: different for each try, with the number of the submission, which is never reused. A
+    restarted launcher has the exit records of earlier commands."""
     return f"{PREFIX}{counter}-{tries}"

@@ -1,13 +1,13 @@
-"""Retention: the removal of ended tasks and their outputs, by age, number and size, or because a user says so.
+"""Retention: the removal of ended tasks and their outputs, by age, number and size, or on request of a user.
 
-Where there are too many, submissions with more than their share lose first: a submission, and not each of its members, is the
-unit of fairness.
+Where there are too many, submissions with more than their share lose tasks first. Fairness is between submissions, not between
+single tasks.
 
-The removal goes in parts, so that nobody waits for it: a thread finds what may go, its rows go in a commit of their own, its
-files after that. The date is the trusted one (`TrustedDate`). These are never removed: unfinished tasks, members of an
-array that is unfinished as a whole, tasks whose outcome another home waits for, tasks with a pending completion job, and tasks
-that a client follows. A home that did not get an outcome, and asks again only after the removal, hears that nobody knows the
-task any more: it holds what waits for that task, with that as the reason.
+The removal is done in parts, so that it delays no other work: a thread finds the tasks, their rows are removed in a separate
+commit, and their files after that. The date is the trusted one (`TrustedDate`). These are never removed: unfinished tasks,
+members of an array that is unfinished as a whole, tasks whose outcome another home waits for, tasks with a pending completion
+job, and tasks that a client follows. If a home did not get an outcome, and asks again only after the removal, the task is
+unknown: the home holds the tasks that wait for it, with that as the reason.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 AT_A_TIME = 100
-"""Tasks removed in one commit: some milliseconds of the writer's time."""
+"""Maximum number of tasks removed in one commit, which takes some milliseconds of the writer's time."""
 PAUSE_S = 0.02
-"""Pause after each commit, in s, in which others have the writer."""
+"""Pause after each commit, in s, in which the writer serves other work."""
 DATE_KEPT_EVERY_S = 900.0
-"""The trusted date is written down this often at most."""
+"""Minimum interval between two writes of the trusted date."""
 EARLY_S = 86_400.0
-"""A task removed for want of room so soon after its end is reported as unusual."""
+"""A task removed for lack of room within this time after its end is reported as unusual."""
 SUBMISSIONS_NAMED_MAX = 3
-"""Submissions that are named where something went."""
+"""Maximum number of submissions that a report of a removal names."""
 REASON = "retention"
 
 Found = TypeVar("Found")
 
 
 class Removed:
-    """Totals of a removal. ``in_use``: tasks that stayed because they are in use; ``names``: of those removed since
-    who is told of them last looked; ``of``: the number of each submission; ``early``: tasks that had ended within EARLY_S."""
+    """Totals of a removal. ``in_use``: tasks that stayed because they are in use; ``names``: names of tasks removed since
+    the last progress report; ``of``: the number for each submission; ``early``: tasks that had ended within EARLY_S."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -82,7 +82,7 @@ class Removed:
         self.early = 0
 
     def add(self, tasks: Sequence[EndedTask], names: Sequence[str], early_from: float) -> None:
-        """Add removed tasks. early_from: those that ended after that (Unix s) went early."""
+        """Add removed tasks. early_from: tasks that ended after this time (Unix s) count as ``early``."""
         self.of.update(task.counter for task in tasks)
         self.early += sum(task.ended_at > early_from for task in tasks)
         self.tasks += len(tasks)
@@ -93,7 +93,7 @@ class Removed:
 
 @dataclass(eq=False, repr=False)
 class TaskRemover:
-    """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
+    """Removes ended tasks of one agent, or their outputs alone; call it only from the loop's thread."""
 
     _store: Store
     _spool: Spool
@@ -113,8 +113,8 @@ class TaskRemover:
         is_tried: bool = False,
         report_progress: Callable[[Removed], Any] | None = None,
     ) -> Removed:
-        """Remove the wanted tasks, or their outputs alone; until ``enough`` of them, or bytes of output, have gone; of each
-        submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``report_progress`` is
+        """Remove the wanted tasks, or only their outputs; stop when ``enough`` tasks, or bytes of output, are removed. Remove at
+        most its ``surplus`` of each submission, if that is given. With ``is_tried``, only count them. ``report_progress`` is
         called after each part."""
         removed = Removed()
         now = self._store.date.now()
@@ -160,7 +160,7 @@ class TaskRemover:
             self._spool.drop(key)
 
     async def finish_files(self) -> None:
-        """Remove the files that an earlier agent, or an interrupted request, had no time to remove."""
+        """Remove the files that an earlier agent, or an interrupted request, has not removed yet."""
         while keys := await self.search(lambda removable: removable.doomed(AT_A_TIME)):
             await self._drop_files(keys)
             await asyncio.sleep(PAUSE_S)
@@ -180,7 +180,7 @@ class TaskRemover:
         return task_name(self._node.state.node, task.counter, task.member)
 
     async def search(self, ask: Callable[[RemovalSearch], Found]) -> Found:
-        """Ask the database, in a thread. Raises StoreError."""
+        """Query the database, in a thread. Raises StoreError."""
 
         def in_thread() -> Found:
             try:
@@ -192,7 +192,7 @@ class TaskRemover:
         return await asyncio.to_thread(in_thread)
 
     async def keep(self, *rows: MaintenanceRow) -> None:
-        """Have the writer keep these rows, and wait until they are durable."""
+        """Pass these rows to the writer, and wait until they are durable."""
         try:
             await self._store.keep(*rows)
         except StoreError as error:
@@ -220,12 +220,12 @@ class Retention:
         self._journal = journal
         self._date_kept = store.date.anchor
         self.early = 0
-        """Number of tasks or outputs removed for want of room within EARLY_S of their end; the last time, and why."""
+        """Number of tasks or outputs removed for lack of room within EARLY_S of their end; the last time of this, and its reason."""
         self.early_at, self.early_why = 0.0, ""
 
     async def run(self) -> None:
-        """Enforce the limits every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it
-        starts."""
+        """Enforce the limits every ``retention_every_s``, until cancelled. The first time comes after an interval, since a
+        machine's date may be wrong when it starts."""
         work = self._remover.finish_files
         while True:
             try:
@@ -237,7 +237,7 @@ class Retention:
             await asyncio.sleep(coalesced_s(self._info.config.retention_every_s))
 
     async def enforce(self) -> None:
-        """Remove ended tasks that are too old, or too many; nothing while the disk has no room to record the removal."""
+        """Remove ended tasks that are too old or too many. Does nothing while the disk has no room to record the removal."""
         if self._disk.state == "full" or self._store.is_stalled:
             return
         config = self._info.config
@@ -250,8 +250,8 @@ class Retention:
         await self._keep_date()
 
     async def _remove_excess(self, oldest: float) -> None:
-        """Remove what is older, or beyond a limit. Each step opens the database, which is why `enforce` asks first."""
-        await self._remover.finish_files()  # those of a `clean` that was interrupted
+        """Remove tasks that are older, or beyond a limit. Each step opens the database, so `enforce` first checks the need."""
+        await self._remover.finish_files()  # the files of an interrupted `clean`
         config = self._info.config
         removed = await self._remover.remove(RemovalCriteria(before=oldest))
         self._report_removal(removed, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
@@ -284,8 +284,8 @@ class Retention:
             self._report_removal(removed, why, outputs_only=True)
 
     async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
-        """Take the oldest tasks of the largest submissions, each down to the level at which all fit (max-min fairness), and none
-        below its share. A submission is the unit of fairness: one large array does not push out what others have."""
+        """Remove the oldest tasks of the largest submissions, each down to the level at which all fit (max-min fairness), and none
+        below its share. Fairness is between submissions: one large array does not displace the tasks of others."""
         share = max(most // self._info.config.ended_submissions_kept, 1)
         large = await self._remover.search(lambda removable: removable.beyond_share(share, of_output=outputs_only))
         level = max(fair_level(large.values(), excess), share)
@@ -302,7 +302,7 @@ class Retention:
             self._date_kept = anchor
 
     def _report_removal(self, removed: Removed, why: str, *, outputs_only: bool = False) -> None:
-        """Record what was removed. Tasks that were removed soon after their end are unusual: `doctor` reports them, too."""
+        """Record the removal. The removal of tasks soon after their end is unusual: `doctor` reports it, too."""
         if not removed.tasks:
             return
         of = ", ".join(
@@ -338,7 +338,7 @@ class Retention:
 
 
 def fair_level(sizes: Iterable[int], excess: int) -> int:
-    """The greatest level to which the largest of ``sizes`` have to be cut so that ``excess`` goes: those below it lose nothing."""
+    """The highest level such that cutting all larger ``sizes`` down to it removes ``excess``; smaller ones are not cut."""
     down = sorted(sizes, reverse=True)
     above = 0
     for number, size in enumerate(down, start=1):
@@ -352,7 +352,7 @@ def fair_level(sizes: Iterable[int], excess: int) -> int:
 def _up_to(
     tasks: list[EndedTask], enough: int, surplus: dict[int, int] | None, *, outputs_only: bool
 ) -> list[EndedTask]:
-    """The first of these that make up ``enough``, tasks or bytes of output; ``surplus`` is used up by them."""
+    """The first of these tasks that make up ``enough`` tasks or bytes of output; reduces ``surplus`` by them."""
     taken: list[EndedTask] = []
     for task in tasks:
         size = task.output_bytes if outputs_only else 1

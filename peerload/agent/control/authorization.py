@@ -1,13 +1,13 @@
 """Access control: the right that each verb requires, the ownership of tasks (rules L1, L2 and the FORWARD part of P3), and quotas.
 
-In user mode an agent belongs to one person: whoever can connect has all rights, except for what is done at the machine
-itself only. In system mode it serves all users in its groups. The identity comes from the operating system, or, for a
-forwarded request, from the node that forwards it; never from the request. Only administrators see tasks of others: for
-everybody else such a task does not exist, and the error is the same.
+In user mode an agent belongs to one person: any client that can connect has all rights, except for requests that are only allowed
+at the machine itself. In system mode it serves all users in its groups. The identity comes from the operating system, or, for a
+forwarded request, from the node that forwards it; never from the request. Only administrators see tasks of others. For
+other users such a task does not exist, and they get the same error.
 
 `Quotas` keep one user from starving the others (rules L3 and L4): token buckets for requests and submissions, bounds on connections
 and waits. The key of a user is the owner key of its tasks: the uid, or ``node:user``. A user over the rate gets a retry time, and
-its connection is not read until then. In user mode only waits of other nodes are bounded.
+its connection is not read until then. In user mode only the waits of other nodes are bounded.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from peerload.model.task import SubmitOptions, TaskSpec
 
 HOPS_MAX = 1
-"""Requests are forwarded once, from the node of the client; never to a third node."""
+"""Maximum number of forwards of a request: only the node of its client forwards it."""
 USERS_KEPT_MAX = 4096
-"""Users with state; beyond this the least recent one without a connection is forgotten."""
+"""Maximum number of users with state; beyond it, the least recent one without a connection is forgotten."""
 COUNTED_EVERY_S = 5.0
 """Minimum interval between two counts of a user's tasks or output in the database."""
 WAIT_S_MIN = 0.001
@@ -56,13 +56,13 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
     control.Nodes: 100,
     control.ReadSamples: 100,
 }
-"""Tokens of requests that read all tasks or nodes. Every other request takes one."""
+"""Tokens for requests that read all tasks or nodes. Every other request takes one."""
 WAITED_MAX = 1_000_000
-"""Bound on tasks that the requests of one user wait for, or list, in system mode."""
+"""Maximum number of tasks that the requests of one user wait for, or list, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
-"""Bound for all users of one other node, in any mode, since a node could invent users."""
+"""The same for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
-"""Retry time for a client that waits for too many tasks; when one ends is not known."""
+"""Retry time for a client that waits for too many tasks; the time of the next end is unknown."""
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +77,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def counted_as(self) -> str:
-        """Key of its quotas. Users of another node without an account here share one, since a node could invent users."""
+        """Key of its quotas. Users of another node without an account here share one key, since a node could invent users."""
         return f"{self.node}:" if self.node and self.uid < 0 else self.who
 
     @property
@@ -148,7 +148,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.CancelRemote: Right.HERE,
     control.Restart: Right.HERE,
 }
-"""Right of every verb. In user mode only HERE refuses anything: forwarded requests."""
+"""Right of every verb. In user mode only HERE has an effect: it refuses forwarded requests."""
 
 
 class Authorization:
@@ -190,8 +190,8 @@ class Authorization:
         """The principal of a forwarded request. Raises PeerloadError if it is refused.
 
         In user mode all members belong to one person, so that a member has all rights of that person; the user named in
-        the request is only displayed. In system mode the principal is ``user@node``, which owns what it has submitted
-        here and nothing else; or the account that `users` maps it to, but never an administrator.
+        the request is only displayed. In system mode the principal is ``user@node``, which owns the tasks that it has submitted
+        here and no others; or the account that `users` maps it to, but never an administrator.
         """
         if message.hops > HOPS_MAX:
             why = f"it came through {message.hops} nodes, {HOPS_MAX} is allowed; the last one was {node}"
@@ -224,7 +224,7 @@ class Authorization:
 
     def authorize(self, caller: Principal, request: control.Request) -> control.Request:
         """Check the rights of a caller → the request with resolved `@` references. Raises PeerloadError, and NoSuchTask for
-        tasks that this caller may not see."""
+        tasks that this caller must not see."""
         right = RIGHTS[type(request)]
         if right is Right.HERE and caller.node:
             why = f"the request came from {caller.node}"
@@ -245,7 +245,7 @@ class Authorization:
         request = self._with_last_resolved(caller, request)
         if isinstance(request, control.Submit | control.RetryRequest):
             self._check_submitter(caller)
-            token = hashlib.sha256(f"{caller.who}\0{request.token}".encode()).hexdigest()  # nobody can guess another's
+            token = hashlib.sha256(f"{caller.who}\0{request.token}".encode()).hexdigest()  # cannot be guessed by others
             request = msgspec.structs.replace(request, token=token)
         if not caller.sees_all:
             self._check_ownership(caller, request)
@@ -265,7 +265,7 @@ class Authorization:
             why = f"there is no account of uid {caller.uid}"
             raise NotAllowed("the submitting user is unknown", why=why, hint="ask an administrator of this machine")
         if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
-            # as an account of this machine its tasks could not be told from those of a local user
+            # mapped to an account of this machine, its tasks would look like those of a local user
             self._security.report("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
             setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
             why = f"it runs chosen tasks of other nodes, or none ({setting})"
@@ -274,7 +274,7 @@ class Authorization:
             )
 
     def _with_last_resolved(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
-        """Resolve `@`, the last task of this caller, and `@~1`, the one before."""
+        """Resolve `@`, the last submission of this caller, and `@~1`, the previous one."""
         if not any(ref.startswith("@") for ref in _task_refs(request)):
             return request
 
@@ -294,15 +294,15 @@ class Authorization:
         return msgspec.structs.replace(request, tasks=tuple(map(meant, request.tasks)))
 
     def _check_ownership(self, caller: Principal, request: control.Request) -> None:
-        """Raises NoSuchTask for the first named task of this home that belongs to somebody else, or does not exist."""
+        """Raises NoSuchTask for the first named task of this home that belongs to another user, or does not exist."""
         own = self._config.node
         if request.at not in ("", own):
-            return  # that node checks
+            return  # the node that it is for checks
         counters: dict[str, int] = {}
         for ref in _task_refs(request):
             parsed = REF.fullmatch(ref)
             if parsed is None:
-                continue  # refused where it is parsed
+                continue  # the parser refuses it later
             if parsed["home"] in (None, own):
                 counters[ref] = int(parsed["counter"])
             elif isinstance(request, control.Submit) and not caller.node:
@@ -317,7 +317,7 @@ class Authorization:
     # -- ownership ---------------------------------------------------------------------------------------------------------
 
     def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
-        """Set the owner of a submission to its caller, not to the name that the client gives."""
+        """Set the owner of a submission to its caller, whatever name the client has sent."""
         user, owner = "", -1
         if self.is_system:
             user, owner = (caller.user, caller.uid) if caller.uid >= 0 else (caller.who, -1)
@@ -332,7 +332,7 @@ class Authorization:
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 
     def sees_remote(self, caller: Principal, remote: RemoteTask) -> bool:
-        """True if the caller may see this task of another home: its user there is this account here."""
+        """True if the caller may see this task of another home: its owner is mapped to the caller's account here."""
         if caller.sees_all:
             return True
         account = self.mapped(remote.home, remote.spec.user) if remote.spec.user else None
@@ -346,7 +346,7 @@ class Authorization:
         return any(remote.task == name and self.sees_remote(caller, remote) for remote in remotes)
 
     def store(self, caller: Principal) -> StoreReader:
-        """The store as far as this caller may see it."""
+        """The store, restricted to the tasks that this caller may see."""
         return self._store if caller.sees_all else self._store.only_of(caller.who)
 
 
@@ -370,7 +370,7 @@ def _task_refs(request: control.Request) -> tuple[str, ...]:
 
 
 def display_user(spec: TaskSpec, own: str) -> str:
-    """Displayed owner of a task: ``alice``, or ``alice@ws1`` if it came from there. ``own``: the owner of the agent's tasks."""
+    """Displayed owner of a task: ``alice``, or ``alice@ws1`` if it came from ws1. ``own``: the owner of the agent's tasks."""
     if ":" in spec.user:
         node, _, user = spec.user.partition(":")
         return f"{user}@{node}"
@@ -381,8 +381,8 @@ def display_user(spec: TaskSpec, own: str) -> str:
 
 
 class WaitCharge:
-    """Tasks that one request waits for, until its ``end``, or that of a `with` block. ``bounds``: (key, maximum) pairs that
-    it counts towards."""
+    """Tasks that one request waits for, until its ``end`` or that of a `with` block. ``bounds``: (key, maximum) pairs of the
+    counts that include them."""
 
     def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
         self._tasks = tasks
@@ -394,8 +394,8 @@ class WaitCharge:
         for payer, most in self._bounds:
             if self._tasks[payer] + tasks > most:
                 raise SlowDown(
-                    "too many tasks are waited for, or listed, at once",
-                    why=f"{self._tasks[payer]} are, {tasks} more were asked for; at most {most}",
+                    "your requests wait for, or list, too many tasks",
+                    why=f"{self._tasks[payer]} now and {tasks} more; at most {most} at a time",
                     retry_after_s=WAITED_RETRY_S,
                 )
         self._charged += tasks
@@ -442,7 +442,7 @@ class TokenBucket:
 
 
 class _Used:
-    """State of one user."""
+    """Quota state of one user."""
 
     def __init__(self, config: AgentConfig, now_s: float) -> None:
         self.connections = 0
@@ -499,15 +499,15 @@ class Quotas:
             used.connections = max(used.connections - 1, 0)
 
     def take_tokens(self, caller: Principal, tokens: int = 1) -> float:
-        """Take tokens for a request or a part of its response → 0.0, or the seconds to wait. At most the tokens of one second
-        are taken."""
+        """Take tokens for a request or a part of its response → 0.0, or the seconds to wait. Takes at most the tokens of one
+        second."""
         if not self._is_system:
             return 0.0
         tokens_max = self._config.user_requests_per_s
         return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), self._clock())
 
     def check_rate(self, client: PausableClient, request: control.Request) -> None:
-        """Take the tokens of a request. Raises SlowDown if there are none; the client is not read for a while then."""
+        """Take the tokens for a request. Raises SlowDown if there are none, and stops reading the client for a while."""
         caller = client.caller
         wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
@@ -538,7 +538,7 @@ class Quotas:
             if now_s - used.unfinished_at_s >= COUNTED_EVERY_S:
                 used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), now_s
             if used.unfinished + tasks > config.user_tasks_max:
-                why = f"{used.unfinished} are queued or running, {tasks} more were asked for; at most {config.user_tasks_max}"
+                why = f"{used.unfinished} are queued or running, {tasks} more are submitted; at most {config.user_tasks_max}"
                 if tasks > config.user_tasks_max:
                     why += ": it has to be split"
                 raise SlowDown("too many tasks of one user", why=why, retry_after_s=COUNTED_EVERY_S)
@@ -554,7 +554,7 @@ class Quotas:
         used.unfinished += tasks
 
     def charge(self, caller: Principal, tasks: int = 0) -> WaitCharge:
-        """Begin the charge of a request that waits for tasks; a wait may last for days, and holds some 200 bytes a task.
+        """Begin the charge of a request that waits for tasks. A wait may last for days, and takes about 200 bytes a task.
         Raises SlowDown."""
         bounds: list[tuple[tuple[str, ...], int]] = []
         if self._is_system:

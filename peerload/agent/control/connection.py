@@ -1,7 +1,7 @@
 """Connections of clients: the agent's Unix socket, and the frames of each client (rules L1 and S11).
 
-In user mode only the user may open the socket. In system mode it belongs to the agent's user and to the group of those who may
-use the agent, in a directory where nobody else can create files. Every client is identified by its credentials as well.
+In user mode only the user may open the socket. In system mode it belongs to the agent's user and to the group of allowed
+users, in a directory where no other user can create files. Every client is also identified by its credentials.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ UNREAD_BYTES_MAX = 8 << 20
 PART_BYTES = 1 << 20
 """Size of the parts in which longer lists are sent."""
 READ_BYTES = 64 << 10
-"""Bytes read at a time; a frame of which more have come has a buffer of its own."""
+"""Bytes read at a time; a larger frame gets a buffer of its own."""
 PAUSE_S_MAX = 1.0
 """Bound on the pause of a client that is over its rate."""
 REQUESTS_PENDING_MAX = 1024
-"""Unanswered requests of one client at a time."""
+"""Maximum number of unanswered requests of one client."""
 CLOSE_GRACE_S = 0.5
-"""Time between the last frame to a refused client and the close."""
+"""Time between the last frame to a refused client and the end of its connection."""
 CHECK_EVERY_S = 4.0
-"""Interval of the check that the socket is still there."""
+"""Interval of the check that the socket file still exists."""
 ADMIN_PLACES = 16
 """Connections reserved for root."""
 USER_MODE, SYSTEM_MODE = 0o600, 0o660
 _ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
-"""POSIX ACL as the kernel takes it: a version, then kind, rights and id of each entry."""
+"""POSIX ACL in the format of the kernel: a version, then kind, rights and id of each entry."""
 _USER, _GROUP, _NAMED_GROUP, _MASK, _OTHER = 0x01, 0x04, 0x08, 0x10, 0x20
 
 
@@ -81,7 +81,7 @@ class Server(Protocol):
         """The counters of the agent."""
 
     def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
-        """Count a violation of a security rule by this client under this metric."""
+        """Count a violation of a security rule by this client in this metric."""
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """Carry out a request."""
@@ -107,12 +107,12 @@ class Connection:
         self._draining: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written. Waiters are served in their order."""
+        """Wait until the client has read most of the written data. Waiters are served in their order."""
         raise NotImplementedError
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were written and not sent yet, as far as is known."""
+        """Number of written bytes that are not sent yet, as far as known."""
         return 0
 
     def _write(self, raw: bytes) -> None:
@@ -136,7 +136,7 @@ class Connection:
             raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
 
     def request(self, raw: bytes | memoryview) -> bool:
-        """Take the body of one frame → False if it has no request number. Then nothing can be answered."""
+        """Process the body of one frame → False if it has no request number, so that no answer is possible."""
         try:
             return self._request(raw)
         finally:
@@ -167,7 +167,7 @@ class Connection:
         self.fail(0, error)
 
     def ok(self, number: int, body: dict[str, Any]) -> None:
-        """Send the final response; long lists in it are sent ahead in parts. Raises BadRequest if one item is too large."""
+        """Send the final response, after parts of its long lists. Raises BadRequest if one item is too large."""
         raw = control.encode({"id": number, "ok": body})
         if len(raw) > PART_BYTES:
             *before, last = _in_parts(body)
@@ -177,7 +177,7 @@ class Connection:
         self._write(raw)
 
     async def stream(self, number: int, body: dict[str, Any]) -> None:
-        """Send a part of the response as soon as the client has read most of the earlier parts."""
+        """Send a part of the response when the client has read most of the earlier parts."""
         await self.drain()
         self.more(number, body)
 
@@ -202,7 +202,7 @@ class Connection:
         self._write(raw)
 
     def report_failure(self, number: int, error: Exception) -> None:
-        """Send the exception that a request raised, and count it. If it is a bug, the agent stops."""
+        """Send the exception that a request has raised, and count it. If it is due to a bug, the agent stops."""
         code = error.code if isinstance(error, PeerloadError) else "error"
         self.server.counters[metrics.labelled(metrics.REQUESTS_REFUSED, code=code)] += 1
         self.fail(number, error)
@@ -230,7 +230,7 @@ class Connection:
         work.close()  # the client had disconnected before the work began
 
     def lost(self) -> None:
-        """The client has disconnected: cancel its requests. Its tasks are not touched."""
+        """Cancel the requests of the disconnected client, but not its tasks."""
         self.closed = True
         for task in self.tasks:
             task.cancel()
@@ -247,7 +247,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         super().__init__(server)
         self._clients = clients
         self._buffer = bytearray()
-        """The bytes that have come, then room for the rest of a large frame."""
+        """Received bytes, followed by space for the rest of a large frame."""
         self._filled = 0
         self._slow = ReadTimeout(asyncio.get_running_loop(), self._read_timed_out)
         self._can_write = asyncio.Event()
@@ -280,11 +280,11 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """The write buffer has room again."""
+        """The write buffer has space again."""
         self._can_write.set()
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written."""
+        """Wait until the client has read most of the written data."""
         if self._can_write.is_set() and not self._turn.locked():
             return
         async with self._turn:  # in their order, so that a long stream does not starve the others
@@ -303,7 +303,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def release_requests(self) -> None:
-        """Continue with the frames in the buffer, then read on."""
+        """Process the frames in the buffer, then read again."""
         self._held -= 1
         if not self._held:
             asyncio.get_running_loop().call_soon(self._resume)
@@ -317,12 +317,12 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def get_buffer(self, _: int) -> memoryview | bytearray:
-        """Buffer for what comes next. The rest of a large frame goes where the frame is, and is never copied."""
+        """Buffer for the next bytes. The rest of a large frame is read directly into its buffer, without a copy."""
         has_room = self._filled < len(self._buffer)
         return memoryview(self._buffer)[self._filled :] if has_room else self._clients.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take whole frames. The length of a frame is checked before its body is buffered."""
+        """Process whole frames. The length of a frame is checked before its body is buffered."""
         if self.closed:
             return
         if self._filled == len(self._buffer):
@@ -332,7 +332,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         self._slow.received(nbytes, is_whole=is_whole, is_partial=self._filled > 0 and not self.closed)
 
     def _take_frames(self) -> bool:
-        """Handle each complete frame, until no more are taken → True if there was one."""
+        """Process complete frames, until requests are held or refused → True if there was one."""
         is_whole = False
         while self._filled >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
@@ -352,7 +352,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         return is_whole
 
     def _taken(self, end: int) -> bytes | memoryview:
-        """The body of the frame that ends there in the buffer; it is no longer there. A large one is not copied."""
+        """Remove the frame that ends at ``end`` from the buffer → its body. A large one is not copied."""
         whole = self._buffer
         if end > READ_BYTES:
             self._buffer = whole[end : self._filled]
@@ -372,7 +372,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         self._close_with(error)
 
     def _close_with(self, error: PeerloadError) -> None:
-        """Send an error, and close. Input is dropped for a moment before the close: a reset would discard the error."""
+        """Send an error, then close. Input is discarded for a moment before that: a reset would lose the error."""
         self.fail(0, error)
         self._buffer, self._filled = bytearray(), 0
         self.closed = True
@@ -386,7 +386,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         self._transport.write(raw)
 
     def hang_up(self) -> None:
-        """Close after the write buffer was sent."""
+        """Close when the write buffer has been sent."""
         self._transport.close()
 
 
@@ -395,8 +395,8 @@ def check_size(raw: bytes) -> None:
     if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
         raise BadRequest(
             "the answer is too large",
-            why=f"a frame of {len(raw) - HEADER_BYTES} bytes; at most {CONTROL_BYTES_MAX} are allowed",
-            hint="peerload ls  lists tasks in short",
+            why=f"it has {len(raw) - HEADER_BYTES} bytes; at most {CONTROL_BYTES_MAX} are allowed",
+            hint="peerload ls  lists tasks in a short form",
         )
 
 
@@ -407,7 +407,7 @@ def error_object(error: Exception) -> dict[str, Any]:
 
 
 def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Split a large body: its lists are cut, everything else is in the last part."""
+    """Split a large body: parts of its lists first; the last part has everything else."""
     part: dict[str, Any] = {}
     size = 0
     for key, value in body.items():
@@ -422,7 +422,7 @@ def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def request_number(raw: bytes | memoryview) -> int | None:
-    """The request number in a frame that is MessagePack but no request; None if it is neither."""
+    """The request number in a frame that is no valid request; None if it has none."""
     try:
         body = msgspec.msgpack.decode(raw, type=_Numbered)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -453,11 +453,11 @@ class LocalSocket:
     _keeps_name: bool = field(default=False, init=False)
     _connections: set[LocalConnection] = field(default_factory=set, init=False)
     read_buffer: bytearray = field(default_factory=lambda: bytearray(READ_BYTES), init=False)
-    """What a connection reads goes here first: it is taken at once."""
+    """Read buffer that all connections share: each empties it immediately after a read."""
 
     async def start(self, handed_over: socket.socket | None = None) -> None:
         """Listen. ``handed_over``: a socket of the service manager, which keeps it when this agent stops. Raises ConfigError
-        if a running agent has the path, or it cannot be used."""
+        if a running agent has the path, or the path cannot be used."""
         config = self._info.config
         self._keeps_name = handed_over is not None
         listener = listen(config) if handed_over is None else handed_over
@@ -472,7 +472,7 @@ class LocalSocket:
                     why,
                 )
         loop = asyncio.get_running_loop()
-        if sys.version_info >= (3, 13):  # else it would unlink the path, also that of the service manager
+        if sys.version_info >= (3, 13):  # by default it would unlink the path, even of the service manager's socket
             self._server = await loop.create_unix_server(self._connected, sock=listener, cleanup_socket=False)
         else:
             self._server = await loop.create_unix_server(self._connected, sock=listener)
@@ -481,13 +481,13 @@ class LocalSocket:
         return LocalConnection(self._requests, self)
 
     async def watch(self) -> None:
-        """Recreate the socket if it was removed, and have the launcher recreate its own, until cancelled. A runtime directory
-        is removed at logout, and old files in /tmp may be. A socket of somebody else is left alone."""
+        """Until cancelled: recreate the socket if it was removed, and have the launcher recreate its own. A runtime directory
+        is removed at logout, and old files in /tmp may be removed. A socket of another process is left alone."""
         path, logged = self._info.config.socket, ""
         while True:
             await next_tick(CHECK_EVERY_S)
             self._launcher.look_for_socket()
-            if self._is_closed:  # the agent stops, and has removed its socket
+            if self._is_closed:  # the agent is stopping, and has removed its socket
                 return
             if self._keeps_name or place(path) == self._place:
                 continue
@@ -505,7 +505,7 @@ class LocalSocket:
             log.warning("the control socket was removed; recreated it: path=%s", path)
 
     def close(self) -> None:
-        """Stop listening, and close all connections. Disconnect callbacks are dropped: the clients reconnect after the next
+        """Stop listening, and close all connections. Disconnect callbacks are dropped: clients will reconnect after the next
         start."""
         self._is_closed = True
         if self._server is not None:
@@ -546,7 +546,7 @@ def check_socket(config: AgentConfig) -> None:
 
 
 def listen(config: AgentConfig) -> socket.socket:
-    """Create the socket. Raises ConfigError if a running agent has the path, or it cannot be used."""
+    """Create the socket. Raises ConfigError if a running agent has the path, or the path cannot be used."""
     path, is_system = config.socket, config.mode == "system"
     try:
         if is_system:
@@ -588,7 +588,7 @@ def remove(path: str) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    """Raises ConfigError for a directory in which others could create a socket, or that users cannot enter."""
+    """Raises ConfigError if other users could create a socket in this directory, or users cannot enter it."""
     if not os.path.lexists(directory):
         directory.mkdir(mode=0o755, parents=True)
         directory.chmod(0o755)
@@ -599,14 +599,14 @@ def _check_directory(directory: Path) -> None:
     elif found.st_uid not in (0, os.getuid()):
         why = f"it belongs to uid {found.st_uid}, neither to root nor to the agent's user"
     elif found.st_mode & 0o022:
-        why = f"others can change what is in it (mode {stat.S_IMODE(found.st_mode):o})"
+        why = f"other users can change its content (mode {stat.S_IMODE(found.st_mode):o})"
     if why:
         hint = f"as root:  rm -r {directory} && install -d -m 755 -o peerload {directory}"
         raise ConfigError("socket", f"{directory} cannot be trusted", why=why, hint=hint)
 
 
 def _give_to_group(path: str, group: str) -> None:
-    """Let a group connect. Raises ConfigError if the group does not exist or the agent is not in it; OSError."""
+    """Allow a group to connect. Raises ConfigError if the group does not exist or the agent is not in it; OSError."""
     number = group_number(group)
     if number is None:
         why = "there is no such group on this machine"
@@ -619,11 +619,11 @@ def _give_to_group(path: str, group: str) -> None:
     Path(path).chmod(SYSTEM_MODE)
     found = Path(path).lstat()
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.getuid() or found.st_gid != number:
-        raise ConfigError("socket", f"{path} cannot be trusted", why="somebody has put something else there")
+        raise ConfigError("socket", f"{path} cannot be trusted", why="another user has replaced it")
 
 
 def allow_group(path: str, group: str) -> str:
-    """Let one more group connect, by an ACL entry → the error, "" if there is none. Only the owner and root can do it."""
+    """Allow one more group to connect, by an ACL entry → the error, "" if there is none. Only the owner and root can do so."""
     number = group_number(group)
     if number is None:
         return "there is no such group on this machine"

@@ -21,14 +21,14 @@ REF = re.compile(
     rf"(?:(?P<home>[a-z0-9-]{{1,40}})/)?(?P<counter>[0-9]{{1,18}})(?:\.(?P<members>{_SPAN}(?:,{_SPAN})*))?"
 )
 LAST = re.compile(r"@(?:~(?P<back>[0-9]{1,6}))?(?P<members>\..*)?", re.DOTALL)
-"""`@`: the last submission of the caller; `@~1`: the one before it that is still kept."""
+"""`@`: the last submission of the caller; `@~1`: the previous one, among those that are still kept."""
 
 RECORDS_AT_A_TIME = 500
-"""Records of an array that are read in one go, some milliseconds."""
+"""Maximum number of records of an array in one read, which takes some milliseconds."""
 NAMES_AT_A_TIME = 2000
-"""Members of an array whose names alone are read in one go, some milliseconds."""
+"""Maximum number of names of array members in one read, which takes some milliseconds."""
 KNOWN_AT_A_TIME = 250
-"""Ids that are looked up in one go."""
+"""Maximum number of ids in one lookup."""
 
 
 def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:
@@ -44,8 +44,8 @@ def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:
 
 
 def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str:
-    """Resolve `@` and `@~1`, with or without members, to the number of a submission. ``who``: owner key, None = anybody.
-    Raises NoSuchTask if there is none, BadRequest for an invalid reference."""
+    """Resolve `@` and `@~1`, with or without members, to the number of a submission. ``who``: owner key, None = any
+    owner. Raises NoSuchTask if there is none, BadRequest for an invalid reference."""
     parsed = LAST.fullmatch(ref)
     if parsed is None:
         raise invalid_task_id(ref)
@@ -88,7 +88,7 @@ class TaskIds:
         meant = self.parse(ref)
         if meant.is_range:
             raise BadRequest(
-                f"{ref} names several tasks", why="one task, or a whole array, is asked for", hint="peerload ls"
+                f"{ref} names several tasks", why="one task, or a whole array, is needed", hint="peerload ls"
             )
         return meant.counter, meant.spans[0][0] if meant.spans else None
 
@@ -100,7 +100,7 @@ class TaskIds:
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
 
     def whole_id(self, ref: str) -> str:
-        """The whole id of a reference, of any home. The task need not exist."""
+        """The whole id for a reference, of any home. The task may not exist."""
         parsed = REF.fullmatch(ref)
         if parsed is not None and parsed["home"] not in (None, self._node):
             home, meant = parsed["home"], TaskSelection(int(parsed["counter"]))
@@ -129,8 +129,8 @@ class TaskIds:
         return tuple(names)
 
     async def names(self, refs: Sequence[str]) -> tuple[str, ...]:
-        """The ids of all tasks that the references name, members of arrays one by one, each once. Yields to other work in
-        between. Raises NoSuchTask if a reference has no task."""
+        """The ids of all tasks that the references name, each once; arrays are expanded to their members. Yields to other work
+        in between. Raises NoSuchTask if a reference has no task."""
         names: dict[str, None] = {}
         for number, ref in enumerate(refs, start=1):
             meant, has_any = self.parse(ref), False

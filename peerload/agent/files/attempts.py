@@ -1,8 +1,8 @@
 """Files of attempts: put in place before the start, collected after the end, and brought home.
 
-STATE/files/attempts/<key> notes what an attempt on this node has: the agent may be started anew between any two steps.
-A note that says nothing of a complete working directory is of an attempt that never started. Where the agent serves all users
-of a machine, each work with files is done by a process of the launcher, as the user, which the agent gives and takes blocks.
+STATE/files/attempts/<key> notes the files of an attempt on this node, since the agent may restart between any two steps.
+An attempt whose note does not mark its working directory as complete never started. Where the agent serves all users
+of a machine, a process of the launcher does all work with files as the user, and exchanges blocks with the agent.
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ if TYPE_CHECKING:
 
 
 SILENCE_S_MAX = 600.0
-"""A process that says nothing for so long is given up: its user may have stopped it, or its file system hangs."""
+"""Silence after which a process is abandoned: its user may have stopped it, or its file system hangs."""
 START_S_MAX, REASON_S_MAX = 60.0, 10.0
-"""A process starts within the first; the launcher says within the second why one has ended."""
+"""Time limits for the start of a process, and for the launcher's report of why one has ended."""
 WORK_S_MAX = 86_400.0
 TRIES_MAX, RETRY_S = 10, 3.0
-"""A process that was lost is asked for again, so often and after so long: the launcher may be starting anew. One for which
-there is no room now is asked for until there is."""
+"""Number and interval of further tries for a process that was lost: the launcher may be restarting. If there is no capacity
+for one now, tries continue until there is."""
 READ_BYTES_MAX = 4 << 20
 WORDS_MAX = 2000
 MESSAGE_BYTES_MAX = 8 << 20
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, array_like=True, tag="read", forbid_unknown_fields=True):
-    """Request for the first of these blocks, up to so many bytes → a list of them, or nil."""
+    """Request for the first of these blocks, up to this many bytes → a list of them, or nil."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=READ_BLOCKS_MAX)]
     bytes_max: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class PutBlocks(msgspec.Struct, frozen=True, array_like=True, tag="put", forbid_unknown_fields=True):
-    """Request to keep these blocks → true, or nil."""
+    """Request to store these blocks → true, or nil."""
 
     blocks: tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...]
 
@@ -104,7 +104,7 @@ RESULTS: dict[str, Any] = {
 
 
 class WorkFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed", forbid_unknown_fields=True):
-    """Report that the work failed: for want of a block, by an error of the operating system, or for another reason."""
+    """Report that the work failed: a block is missing, the operating system reported an error, or another reason."""
 
     errno: Annotated[int, Meta(ge=0, le=4096)]
     what: str
@@ -127,15 +127,15 @@ def decode(raw: bytes) -> ReadBlocks | PutBlocks | WorkDone | WorkFailed:
 
 
 class WorkLost(PeerloadError):
-    """Error: a process that works as a user could not be started, or was lost."""
+    """A process that works as a user could not be started, or was lost."""
 
 
 class WorkBusy(WorkLost):
-    """Error: as many processes work as this user as there may be."""
+    """The maximum number of processes already work as this user."""
 
 
 class UserWork:
-    """Runner of work as users. directory: the sockets are created there; only the agent may enter it."""
+    """Runner of work as users. directory: place of the sockets, which only the agent may enter."""
 
     def __init__(self, launcher: LauncherLink, directory: Path) -> None:
         self._launcher = launcher
@@ -157,8 +157,8 @@ class UserWork:
         outputs: OutputBlocks | None = None,
     ) -> Any:  # noqa: ANN401 -- as the work has it
         """Do a part of `files/work.py` in a directory as the user of a task → its result. Raises StagingFailed, WorkLost,
-        OSError. makes: it fills the disk with copies of blocks; outputs: where the blocks that it gives go, None: into the cache
-        within its limit."""
+        OSError. makes: it fills the disk with copies of blocks; outputs: destination of the blocks that it sends, None: the
+        cache within its limit."""
         tries_left = TRIES_MAX
         async with cache.turns:
             while True:
@@ -205,7 +205,7 @@ class UserWork:
                 try:
                     return await self._serve(cache, reader, writer, values, makes=makes, outputs=outputs)
                 except (ConnectionError, asyncio.IncompleteReadError):
-                    pass  # the launcher says why
+                    pass  # the launcher reports the reason
                 except TimeoutError:
                     why = f"its user's directory has not answered for {SILENCE_S_MAX:g} s"
                     raise StagingFailed("cannot reach the files of the task", why=why) from None
@@ -232,7 +232,7 @@ class UserWork:
         makes: bool,
         outputs: OutputBlocks | None,
     ) -> Any:  # noqa: ANN401 -- as above
-        """Give and take blocks until the work is done → its result."""
+        """Exchange blocks until the work is done → its result."""
         failure: Exception | None = None
         while True:
             raw = msgpack.packb(outgoing)
@@ -256,7 +256,7 @@ class UserWork:
                 failure, outgoing = error, None
 
     async def _answer(self, cache: FileCache, message: ReadBlocks | PutBlocks, outputs: OutputBlocks | None) -> object:
-        """Give or take blocks. Raises StagingFailed, OSError."""
+        """Send or store blocks. Raises StagingFailed, OSError."""
         if isinstance(message, ReadBlocks):
             most = min(message.bytes_max, READ_BYTES_MAX)
             return await cache.transfer.in_thread(cache.store.read_some, message.digests, most)
@@ -269,7 +269,7 @@ class UserWork:
 
 
 def _converted(result: msgspec.Raw, name: str) -> object:
-    """The result of a part of `files/work.py`. Raises StagingFailed if it is not of its kind: the process is its user's."""
+    """The result of a part of `files/work.py`. Raises StagingFailed if its type is wrong: the user controls the process."""
     try:
         return msgspec.msgpack.decode(result, type=RESULTS[name])
     except INVALID as error:
@@ -284,28 +284,28 @@ def _failure_of(message: WorkFailed) -> Exception:
 log = logging.getLogger("peerload.files")
 
 TELL_EVERY_S = 1.0
-"""Interval, in s, of the progress messages to a home while files are transferred; it waits five times as long for the
+"""Interval, in s, of the progress messages to a home while files are transferred. The home waits five times as long for the
 next one."""
 STAGING_S_MAX = 86_400.0
-"""Bound on the time in which the files of one attempt have to be in place."""
+"""Time limit for the staging of one attempt."""
 REPAIRS_MAX = 3
-"""Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
+"""Number of times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
 PLACED_WITHIN_S = 60.0
-"""Outputs that are not in their place after so long are told: the directory may be on a dead mount."""
+"""Time after which outputs that are not in place yet are reported: the directory may be on a dead mount."""
 CONFLICTS_LOGGED_MAX = 1000
 PLACED_MAX = 1000
-"""Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
+"""Maximum number of remembered outputs of a task in system mode; for a task with more, none is remembered."""
 CONFLICTS_NAMED_MAX = 5
-"""Outputs kept beside others that an event names."""
+"""Maximum number of outputs kept beside changed files that an event names."""
 TASKS_REMEMBERED_MAX = 1024
-"""Unfinished tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
+"""Maximum number of unfinished tasks whose placed outputs are remembered, in case another attempt places them again."""
 
 
 class AttemptNote(msgspec.Struct):
-    """The note about an attempt. user: whose task it is. is_ready: its working directory is complete; run: of the launcher that
-    has it, where that serves all users. directory, submitted_at: where its outputs come home to, and when it was submitted; of a
-    task of another home b"" and 0. result: of an ended one, once it is collected; unplaced: why an output is missing; returned:
-    what came home, for its event."""
+    """The note about an attempt. user: the owner of the task. is_ready: its working directory is complete; run: the launcher run
+    that has it, where that serves all users. directory, submitted_at: destination of its outputs at home, and time of submission;
+    b"" and 0 for a task of another home. result: collected outputs of an ended attempt; unplaced: reason why an output is
+    missing; returned: description of the placed outputs, for its event."""
 
     task: str
     files: TaskFiles
@@ -354,7 +354,7 @@ class AttemptFiles:
         self._being_queued: list[list[bytes]] = []
         """Manifests of submissions that are on their way to the core."""
         self._put_to_core: list[tuple[int, list[bytes]]] = []
-        """Manifests of those that the core knows once it was handed so many events."""
+        """Manifests of submissions, each with the count of consumed events from which the core knows it."""
         self._placing: list[bytes] = []
         """Manifests of outputs that are being placed."""
         self._placed: BoundedDict[bytes, dict[str, bytes]] = BoundedDict(TASKS_REMEMBERED_MAX)
@@ -380,7 +380,7 @@ class AttemptFiles:
             self._still_unknown().append((self._inbox.put_count, manifests))
 
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
-        """Check the files of a submission that has some: they are all here, and on disk. Raises BadRequest."""
+        """Check that all files of a submission with files are here and on disk. Raises BadRequest."""
         if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest(
@@ -424,14 +424,14 @@ class AttemptFiles:
         return self.caches.of(self.owner_of(user))
 
     async def serve(self, node: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
-        """The blocks that a member asks for: where users are apart, of the user of a task between both nodes, or those of a
-        manifest by its id, which the home of a task tells the nodes that it offers the task to."""
+        """The blocks that a member requests: in system mode, those of the user of a task that both nodes share, or those of a
+        manifest by its id, which the home of a task sends to the nodes that it offers the task to."""
         cache = self.caches.of("") if not self._is_system else self._cache_for(node, request.task)
         if cache is None and request.manifest:
             look = functools.partial(self.caches.with_blocks, request.manifest, request.digests)
             cache = await self.caches.in_slow_thread(look)
         if cache is None:
-            yield BlocksEnd("they belong to no task between both nodes")
+            yield BlocksEnd("they belong to no task that both nodes share")
             return
         async for piece in cache.transfer.serve(node, request):
             yield piece
@@ -502,16 +502,16 @@ class AttemptFiles:
         return self._launcher.run if self._is_system else ""
 
     def task_of(self, key: str) -> str:
-        """The task of an attempt that has files; "" if it is not known any more."""
+        """The task of an attempt that has files; "" if it is no longer known."""
         note = self._notes.get(key)
         return note.task if note is not None else ""
 
     def has(self, key: str) -> bool:
-        """True if an attempt has files, so that its outputs are to be collected."""
+        """True if an attempt has files, so that its outputs have to be collected."""
         return key in self._notes
 
     def offered(self, action: StageFiles) -> None:
-        """Bring the files of an offered attempt here, then tell the core."""
+        """Fetch the files of an offered attempt, then notify the core."""
         self._begin(action.key, self._stage_offered(action))
 
     async def _stage_offered(self, action: StageFiles) -> None:
@@ -529,13 +529,13 @@ class AttemptFiles:
             why = str(error) or "its files did not come in time"
         except Exception as error:  # the home waits for an answer
             log.exception("staging failed by a bug: task=%s", action.task)
-            code, why = "busy", f"a bug in peerload on this node: {error!r}"  # another node may do better
+            code, why = "busy", f"a bug in peerload on this node: {error!r}"  # another node may succeed
         if code:
             log.info("files not staged: task=%s code=%s error=%s", action.task, code, why)
         self._inbox.put(FilesStaged(action.key, code, why))
 
     async def stage_own(self, action: SpawnTask) -> None:
-        """Put the files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if it is ended."""
+        """Put the files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if the attempt is ended."""
         task = self._node.home.by_id.get(action.task)
         assert action.spec.files is not None
         note = AttemptNote(action.task, action.spec.files, self.user_of(action))
@@ -550,8 +550,8 @@ class AttemptFiles:
         return task
 
     async def _stage(self, key: str, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
-        """Fetch and place the files of an attempt. sources: nodes to fetch from, the home of the attempt last; none if that is
-        this node."""
+        """Fetch and place the files of an attempt. sources: nodes to fetch from, the home of the attempt last; empty if this node
+        is the home."""
         cache = self._cache(note.user)
         began_s = time.monotonic()
         try:
@@ -563,7 +563,7 @@ class AttemptFiles:
                         making = await self._fetch(key, cache, note, sources, attempt)
                         await self._make(key, cache, note, sources, attempt, making)
                         break
-                    except Damaged:  # in the cache here: others have it
+                    except Damaged:  # the cache here is damaged, other nodes have the block
                         if not repairs_left:
                             raise
                         repairs_left -= 1
@@ -585,8 +585,8 @@ class AttemptFiles:
     async def _fetch(
         self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
     ) -> asyncio.Future[None] | None:
-        """Fetch the files of an attempt → the making of the working directory, if that has begun meanwhile: one thread for each
-        fetch that has its turn writes each file as soon as its blocks are here."""
+        """Fetch the files of an attempt → the creation of the working directory, if that has begun meanwhile: a thread for each
+        active fetch writes each file as soon as its blocks are here."""
         if not sources or await cache.transfer.in_thread(cache.is_complete, note.files.manifest):
             return None
         uid = _uid_in(key)
@@ -620,7 +620,7 @@ class AttemptFiles:
     def _report_staging(
         self, uid: bytes, note: AttemptNote, sources: Sequence[str], attempt: int, done_bytes: int
     ) -> None:
-        """Tell the home of an offered attempt that its files are on their way."""
+        """Report the progress of staging to the home of an offered attempt."""
         if sources:
             self._links.send(sources[-1], Staging(note.task, uid, attempt, done_bytes, note.files.size_bytes))
 
@@ -633,7 +633,7 @@ class AttemptFiles:
         attempt: int,
         making: asyncio.Future[None] | None,
     ) -> None:
-        """Make the working directory of an attempt. making: it has begun already."""
+        """Make the working directory of an attempt. making: its creation, if that has already begun."""
         uid, blocks = _uid_in(key), _WhileWanted(cache, lambda: self._notes.get(key) is note)
         making = making or asyncio.create_task(
             self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
@@ -655,8 +655,8 @@ class AttemptFiles:
         blocks: work.BlockAccess | None = None,
         outputs: OutputBlocks | None = None,
     ) -> Any:  # noqa: ANN401 -- as the work has it
-        """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. outputs: where the blocks go that
-        it gives. Raises StagingFailed, WorkLost, OSError."""
+        """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. outputs: destination of the
+        blocks that it sends. Raises StagingFailed, WorkLost, OSError."""
         cache, is_new = self._cache(user), name in {"make", "prepare"}
         if self._user_work is not None:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new, outputs=outputs)
@@ -668,7 +668,7 @@ class AttemptFiles:
         return await cache.transfer.in_slow_thread(part)
 
     def ended_early(self, key: str) -> bool:
-        """Stop the staging of an attempt. False if none is under way."""
+        """Stop the staging of an attempt. → False if it is not being staged."""
         work = self._staging.get(key)
         if work is None:
             return False
@@ -678,9 +678,9 @@ class AttemptFiles:
     # -- after the end -------------------------------------------------------------------------------------------------
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
-        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a failure if an output
-        is missing. Those of an attempt that is retried are left: they would be in the way of the next one's. Raises NoRoom while
-        a disk here has no room for them, OSError if this agent is short of descriptors or memory: then it can be called again."""
+        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, a failure if an output is missing.
+        For an attempt that is retried nothing is placed: it would be in the way of the next one. Raises NoRoom while a disk here has
+        no room, OSError if this agent is short of descriptors or memory; then it can be called again."""
         note = self._notes.get(key)
         if note is None or self._is_retried(key, note, exit_):
             return exit_
@@ -689,7 +689,7 @@ class AttemptFiles:
             note.result, note.unplaced = await self._collected(key, note, is_success=exit_.exit_code == 0)
             try:
                 self._note(key, note)
-            except OSError as error:  # they are collected again by the next agent
+            except OSError as error:  # the next agent collects them again
                 log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
         staged, unplaced, returned = note.result, note.unplaced, ""
         is_last = not unplaced or not self._is_retried(key, note, without_files(exit_, unplaced))
@@ -712,7 +712,7 @@ class AttemptFiles:
         return without_files(exit_, unplaced) if unplaced else exit_
 
     def _is_retried(self, key: str, note: AttemptNote, exit_: Exit) -> bool:
-        """True if an attempt of this home has failed and the task is run again."""
+        """True if an attempt of this home has failed and the task will run again."""
         task = self._node.home.by_id.get(note.task) if note.user.home == self._own_name else None
         return task is not None and task.key == key and self._node.handoff.retries.repeats(task, exit_)
 
@@ -734,7 +734,7 @@ class AttemptFiles:
                     if not is_success:
                         raise
                     unplaced = f"its outputs cannot be collected: {error}"
-                    id_ = await collect(False, outputs=outputs)  # what there is comes home all the same
+                    id_ = await collect(False, outputs=outputs)  # the existing outputs are still brought home
                 if not id_:
                     return staged, unplaced
                 root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
@@ -744,14 +744,14 @@ class AttemptFiles:
         except (PeerloadError, OSError) as error:
             _raise_if_it_may_pass(error)
             return staged, (unplaced or f"its outputs cannot be collected: {_words(error)}") if is_success else ""
-        except Exception as error:  # else the agent would end, and each that is started anew
+        except Exception as error:  # otherwise this agent would end, and each one that is started after it
             log.exception("outputs not collected, by a bug: task=%s", note.task)
             return staged, f"its outputs cannot be collected: a bug in peerload: {error!r}" if is_success else ""
         return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), unplaced
 
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
-        says so."""
+        reports this."""
         event, began_s, event_says = OutputArrived(action.uid, action.attempt), time.monotonic(), ""
         task, kept = self._node.home.tasks.get(action.uid), contextlib.ExitStack()
         if task is None or task.spec.files is None:
@@ -799,8 +799,8 @@ class AttemptFiles:
         outputs: bytes,
         began_s: float,
     ) -> tuple[str, int, str]:
-        """Place the outputs of an attempt → the reason why one could not be placed, the number kept beside changed
-        files, and a summary in words."""
+        """Place the outputs of an attempt → the reason why one could not be placed, the number of those kept beside changed
+        files, and a summary as text."""
         for over in self._placed.keys() - self._node.home.tasks.keys():
             del self._placed[over]
         own = self._placed[uid] = self._placed.get(uid, {})
@@ -833,13 +833,13 @@ class AttemptFiles:
         if conflicts:
             more = len(conflicts) - CONFLICTS_NAMED_MAX
             named = ", ".join(conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-            summary += f"; kept beside what was changed meanwhile: {named}"
+            summary += f"; kept beside files that were changed meanwhile: {named}"
         return "", len(conflicts), summary
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def forget(self, key: str) -> None:
-        """Drop everything about this attempt, its working directory included."""
+        """Drop everything about this attempt, including its working directory."""
         if (work := self._staging.get(key)) is not None and work is not asyncio.current_task():
             work.cancel()
         if self._notes.pop(key, None) is not None:
@@ -850,7 +850,7 @@ class AttemptFiles:
             self._remove_dropped()
 
     def _remove_dropped(self) -> None:
-        """Remove the working directories that are not needed any more, in a thread: there may be many files in them."""
+        """Remove the working directories that are no longer needed, in a thread, since they may contain many files."""
         self._is_more_dropped = True
         if self._removing is None or self._removing.done():
             self._removing = asyncio.get_running_loop().create_task(self._remove())
@@ -863,7 +863,7 @@ class AttemptFiles:
                 await self._give_back(cache)
 
     async def _give_back(self, cache: FileCache) -> None:
-        """Bring a cache back within its limit, as far as no task needs what is in it: outputs may have exceeded it."""
+        """Reduce a cache to its limit, which outputs may have exceeded, as far as tasks do not need its blocks."""
         if not self.caches.keeps_all and cache.store.size_bytes > cache.store.limit_bytes:
             self.caches.pin()
             await cache.transfer.in_slow_thread(cache.store.collect, self.caches.in_use)
@@ -876,7 +876,7 @@ class AttemptFiles:
         self._remove_dropped()
 
     def _note(self, key: str, note: AttemptNote) -> None:
-        """Keep a note. Raises OSError."""
+        """Store a note. Raises OSError."""
         self._notes[key] = note
         self.caches.pin_also(*_manifests_of(note))
         path = self._directory / key
@@ -885,7 +885,7 @@ class AttemptFiles:
         part.replace(path)
 
     async def close(self) -> None:
-        """Stop all; the store is closed."""
+        """Stop all work; the store is already closed."""
         under_way = [*self._staging.values(), *filter(None, [self._removing])]
         for one in under_way:
             one.cancel()
@@ -899,7 +899,7 @@ def _manifests_of(note: AttemptNote) -> list[bytes]:
 
 
 def _raise_if_it_may_pass(error: Exception) -> None:
-    """Raise an error again that may pass: NoRoom for a full disk, OSError for what this agent is short of."""
+    """Raise an error again if it may pass: NoRoom for a full disk, OSError for a lack of descriptors or memory."""
     if isinstance(error, OSError) and error.errno in SHORT_OF:
         raise error
     if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -907,7 +907,7 @@ def _raise_if_it_may_pass(error: Exception) -> None:
 
 
 def _words(error: Exception) -> str:
-    """An error without its number, for people."""
+    """An error without its number, for messages."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -918,10 +918,10 @@ def _uid_in(key: str) -> bytes:
 
 
 class _WhileWanted:
-    """The blocks of a cache while somebody wants them, and the disk has room for a copy of them."""
+    """The blocks of a cache, as long as they are needed and the disk has room for a copy of them."""
 
     def __init__(self, cache: FileCache, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
-        """fetch: it brings those that are not here yet."""
+        """fetch: the transfer of the blocks that are not here yet."""
         self._is_wanted, self._fetch, self._check_disk = is_wanted, fetch, cache.check_disk
         if fetch is not None:
             fetch.is_read = True

@@ -1,10 +1,10 @@
 """Environments of tasks: each lock is built once on this node, before the task starts, and kept.
 
-STATE/environments/<name>/built tells of a complete environment: its size and lock, its directory, the key of its builder, and the
-variable that names it to tasks. The directory is STATE/environments/<name> itself; where the agent serves all users, each has its
-own environments, in scratch directories of the launcher, which keeps them until the builder's exit is forgotten.
-STATE/environments/uses/<attempt> names the environment of an attempt. The builder is a process of the launcher, beside the tasks;
-one that outlives its agent is ended by the next."""
+STATE/environments/<name>/built describes a complete environment: its size and lock, its directory, the key of its builder, and the
+variable with its path for tasks. The directory is STATE/environments/<name> itself. Where the agent serves all users, each has
+separate environments, in scratch directories of the launcher, which keeps them until the builder's exit is forgotten.
+STATE/environments/uses/<attempt> names the environment of an attempt. The builder is a process of the launcher, beside the tasks.
+If it outlives its agent, the next agent ends it."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ PREFIX = "build-"
 SIGKILL = 9
 KILLED_WITHIN_S = 10.0
 FAILED_S = 60.0
-"""A lock that could not be built is not tried again within this."""
+"""Minimum time before a failed lock is built again."""
 PLAN_S = 60.0
-"""Interpreters and builders of this node are looked at again after this."""
+"""Interval of searches for interpreters and builders on this node."""
 PLANS_MAX = 256
 LAST_BYTES = 4000
 LAST_LINES, LAST_CHARACTERS = 4, 320
-"""The part of a builder's output that is repeated in the reason."""
+"""Maximum length of a builder's output in the reason."""
 TELL_EVERY_S = 1.0
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 
 
 def last_lines(output: bytes) -> str:
-    """The last whole lines of a builder's output. Warnings are left out if there is anything else: pip ends a failure to reach
-    its index with one long warning for each try, before the error."""
+    """The last whole lines of a builder's output. Warnings are left out if there are other lines: if pip cannot reach
+    its index, it prints one long warning for each try before the error."""
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     lines = [line for line in lines if not line.lower().startswith("warning")] or lines
     last = lines[-LAST_LINES:]
@@ -84,7 +84,7 @@ class BuildFailed(StagingFailed):
 
 
 class _Built(NamedTuple):
-    """A complete environment, as `built` has it."""
+    """A complete environment, as described in its file `built`."""
 
     size_bytes: int
     lock: str
@@ -102,7 +102,7 @@ def _read(path: Path) -> _Built:
 
 
 def _mark_of(owner: str) -> str:
-    """The end of the names of the environments of a user among others."""
+    """The suffix of the names of a user's environments in system mode."""
     return "-" + hashlib.sha256(owner.encode()).hexdigest()[:16]
 
 
@@ -147,7 +147,7 @@ class Environments:
         self._ends: dict[str, asyncio.Future[Exit]] = {}
         self._failed: BoundedDict[str, tuple[float, str]] = BoundedDict(PLANS_MAX)
         self._lock = threading.Lock()
-        """An environment is either taken into use, in the loop, or removed, in a thread."""
+        """Prevents that a thread removes an environment while the loop begins to use it."""
         self._noted.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in self._noted.iterdir():
             self._uses[path.name] = path.read_text(encoding="ascii", errors="replace")
@@ -155,14 +155,14 @@ class Environments:
     # -- before the start ----------------------------------------------------------------------------------------------
 
     def is_ready(self, action: SpawnTask) -> bool:
-        """True if an attempt needs no environment, or has it."""
+        """True if an attempt needs no environment, or its environment is ready."""
         return action.spec.lock is None or (action.key in self._uses and self._is_built(self._uses[action.key]))
 
     def prepares(self, key: str) -> bool:
         return key in self._staging
 
     def offered(self, action: StageFiles) -> None:
-        """Bring environment and files of an offered attempt here, then tell the core."""
+        """Prepare environment and files of an offered attempt, then notify the core."""
         if action.spec.lock is None:
             self._files.offered(action)
         else:
@@ -191,15 +191,15 @@ class Environments:
             work.cancel()
 
     async def stage_own(self, action: SpawnTask) -> None:
-        """Put environment and files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if it is
-        ended."""
+        """Put environment and files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if the
+        attempt is ended."""
         if not self.is_ready(action):
             await self._begin(action.key, self._prepare(action))
         if action.spec.files is not None and not self._files.is_ready(action.key):
             await self._files.stage_own(action)
 
     def ended_early(self, key: str) -> bool:
-        """Stop waiting for the environment of an attempt. False if it does not."""
+        """Stop the wait of an attempt for its environment. → False if it does not wait."""
         work = self._staging.get(key)
         return work is not None and work.cancel()
 
@@ -232,13 +232,13 @@ class Environments:
                 build.waiting -= 1
                 if not build.waiting and not build.work.done():
                     build.work.cancel()
-                    del self._builds[plan.key]  # a later attempt begins another build
+                    del self._builds[plan.key]  # a later attempt starts another build
         except BaseException:
             self._unuse(action.key)
             raise
 
     async def _check_account(self, user: TaskUser) -> None:
-        """Check that a user has an account here, since an environment belongs to one. Raises BuildFailed for a guest."""
+        """Check that a user has an account here, which has to own the environment. Raises BuildFailed for a guest."""
         why = await self._launcher.ask(FileCheck([b"/tmp/%j"], *user))
         if why.startswith(BUSY):
             raise PeerloadError("the account of the task's user is not known now", why=why.removeprefix(BUSY))
@@ -247,7 +247,7 @@ class Environments:
             raise BuildFailed("no environment is built for a user without an account", why=why)
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
-        """The plan of this node for a lock, or the reason why it has none; looked at once for all that ask within PLAN_S."""
+        """The plan of this node for a lock, or the reason why there is none; the same search serves all calls within PLAN_S."""
         known = self._plans.get(lock)
         if known is None or time.monotonic() - known[0] > PLAN_S:
             look = asyncio.ensure_future(asyncio.to_thread(builders.plan_of, lock))
@@ -298,7 +298,7 @@ class Environments:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise BuildFailed(why)
         size, where = measured[0], measured[1].decode("utf-8", "surrogateescape")
-        await asyncio.to_thread(os.sync)  # what is marked as built is whole after a power cut, too
+        await asyncio.to_thread(os.sync)  # so that an environment marked as built is complete even after a power cut
         marked = directory / "built.new"
         text = f"{size} {lock.name}\n{where}\n{key}\n{'CONDA_PREFIX' if plan.is_conda else 'VIRTUAL_ENV'}"
         marked.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -312,7 +312,7 @@ class Environments:
     async def _run(
         self, key: str, plan: Plan, directory: bytes, user: TaskUser, action: StageFiles | SpawnTask
     ) -> tuple[Exit, str]:
-        """Run the builder → its exit, and why it was ended, "" if it was not."""
+        """Run the builder → its exit, and the reason why it was killed, "" if it was not."""
         limit_s = self._config.files.build_s_max
         spec = TaskSpec(plan.argv, directory, action.spec.environment, user=action.spec.user)
         own = variables_of(action.spec.environment)
@@ -351,7 +351,7 @@ class Environments:
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
         """End the builders of an earlier agent."""
         for key in self._ends.keys() - running:
-            self.event_received(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
+            self.event_received(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher was lost"))
         orphans = (running | ended.keys()) - self._ends.keys()
         for path in self._root.glob("*/built") if self._is_system else ():
             builder = _read(path).builder
@@ -367,7 +367,7 @@ class Environments:
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def variables(self, key: str, own: Mapping[bytes, bytes]) -> dict[str, str]:
-        """The variables of an attempt with an environment; {} without. own: those that the task brings."""
+        """The variables of an attempt with an environment; {} without one. own: the task's own variables."""
         used = self._uses.get(key)
         if used is None:
             return {}
@@ -405,7 +405,7 @@ class Environments:
                 shutil.rmtree(path, ignore_errors=True)
 
     def usage(self, owner: str | None = None) -> list[dict[str, object]]:
-        """The environments that are kept, the one used last first. owner: those of one user among others alone."""
+        """The existing environments, most recently used first. owner: only those of this user."""
         found: list[dict[str, object]] = []
         for path in self._root.glob("*" if owner is None or not self._is_system else "*" + _mark_of(owner)):
             try:
@@ -426,13 +426,13 @@ class Environments:
         return sorted(found, key=lambda one: -float(str(one["used_at"])))
 
     def collect(self, owner: str | None = None, *, everything: bool = False) -> int:
-        """Remove environments that no attempt uses, the one used least recently first, until they and the files that tasks need are
-        within the limit of the cache (everything: all of them) → the number of bytes that were removed. For a thread."""
+        """Remove environments that no attempt uses, least recently used first, until they and the files that tasks need are
+        within the limit of the cache (everything: all of them) → the number of removed bytes. For a thread."""
         kept = self.usage(owner)
         files = self._files.caches
         size = sum(int(str(one["bytes"])) for one in kept)
         if not everything and files.size_bytes + size > files.limit_bytes:
-            files.make_room(size)  # files are fetched again sooner than an environment is built
+            files.make_room(size)  # fetching files again is cheaper than building an environment
         total = files.size_bytes + size
         removed = 0
         for one in reversed(kept):
@@ -441,7 +441,7 @@ class Environments:
                 goes = key not in self._uses.values() and (everything or total - removed > files.limit_bytes)
                 builder = _read(self._built(key)).builder if goes else ""
                 gone = self._root / key
-                if goes:  # under another name: the next task of this lock may build it again at once
+                if goes:  # renamed first, so that the next task of this lock can build it again immediately
                     self._built(key).unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
                         gone = gone.rename(f"{gone}.{secrets.token_hex(4)}")
@@ -461,7 +461,7 @@ class Environments:
 
 
 def _modules() -> dict[str, str]:
-    """The modules of this node that functions of `peerload.Executor` need, and where they are."""
+    """The modules of this node that functions of `peerload.Executor` need → their paths."""
     places = [
         Path(str(found.origin)).parent for found in map(importlib.util.find_spec, ("peerload", "cloudpickle")) if found
     ]

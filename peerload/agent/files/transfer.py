@@ -1,14 +1,14 @@
-"""Blocks of files: the caches of an agent, served to other nodes, and fetched from them, once for each node however many tasks
-wait.
+"""Blocks of files: the caches of an agent, served to other nodes, and fetched from them. A node fetches a file once, however many
+tasks wait for it.
 
-They go over streams, as outputs do (`peers/streams.py`). Each block is verified before it is kept, so that a copy that
-broke off is continued with what is still missing, and any member that has the blocks will do: one that is lost, does not
-have them or sends something else is replaced. Disk and digests are left to threads of their own, and at most PIECES_MAX pieces
-become ready in one turn of the event loop, however many nodes are served: gossip and leases have their turn between them.
+They are sent over streams, as outputs are (`peers/streams.py`). Each block is verified before it is stored, so an interrupted
+copy continues with the missing blocks. Any member that has the blocks is a valid source: one that is lost, does not
+have them or sends other data is replaced. Separate threads access the disk and compute digests, and at most PIECES_MAX pieces
+become ready in one turn of the event loop, however many nodes are served: so gossip and leases are not delayed.
 
-There is one cache, or, where the agent serves all users of a machine, one for each user. Users share nothing: whoever named a
-digest could else have a block of another, or learn that another has it. Together they have the limit of the settings, and none
-more than its share.
+There is one cache or, where the agent serves all users of a machine, one for each user. Users share nothing: otherwise a user could
+get a block of another by its digest, or find out that another user has it. Together they have the limit of the settings, and each
+has at most its share.
 """
 
 from __future__ import annotations
@@ -48,39 +48,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PIECE_BYTES = DATA_BYTES_MAX - BLOCK_BYTES - (64 << 10)
-"""Blocks are sent together until they have this size: with the last of them and its headers a frame is never too large. Small
-pieces cost more: each is a pack, a transaction and two changes of threads at both ends."""
+"""Size up to which blocks are sent together: with one more block and the headers, a frame is never too large. Smaller
+pieces cost more: each needs a pack, a transaction and two changes of threads at both ends."""
 PIECES_MAX = 2
-"""Pieces that are read for other nodes at a time."""
+"""Maximum number of pieces that are read for other nodes at a time."""
 THREADS = 2
-"""Threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
+"""Number of threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
 SLOW_END_S = 2.0
-"""Longest time that an agent that stops waits for these others, which may have minutes to go: the next one begins again."""
+"""Maximum time that a stopping agent waits for the slow threads, which may need minutes: the next agent starts over."""
 FETCHES_MAX = 2
-"""Manifests of inputs that are fetched at a time, and as many of outputs; the others wait."""
+"""Maximum number of concurrent fetches of input manifests, and the same for outputs; others wait."""
 SOURCES_MAX = 2
-"""Nodes that one manifest is fetched from at a time."""
+"""Maximum number of nodes from which one manifest is fetched at a time."""
 BLOCKS_MIN = 64
-"""Least number of blocks asked of one node: sharing fewer is not worth a connection."""
+"""Minimum number of blocks requested from one node: fewer are not worth another connection."""
 ROOM_EVERY_BYTES = 256 << 20
-"""Outputs that exceed the cache look for room there again after so many bytes: each look reads its index."""
+"""Number of bytes after which outputs that exceed the cache search it for space again: each search reads its index."""
 SILENCE_S_MAX = 30.0
-"""Longest time without progress; then the copy is given up."""
+"""Maximum time without progress, after which the copy is abandoned."""
 RECENT_PIECES = 1
-"""Number of the last pieces of a fetch whose blocks stay in memory until the working directory has them; others are read again."""
+"""Number of last pieces of a fetch that stay in memory until written to the working directory; older ones are read again."""
 TAKE_S_MAX = 0.1
-"""Longest time that a piece waits for the working directory to take the one before it out of memory."""
+"""Maximum time that a piece waits until the working directory has taken the previous one out of memory."""
 TRIM_AFTER_S = 1.0
-"""Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
+"""Delay before freed buffers are returned to the machine; until then, the C library keeps their memory for each thread."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
-"""Nodes that cannot be reached are tried again after the first, then twice as long each time, up to the second."""
+"""First and longest pause before an unreachable node is tried again; each pause doubles."""
 
 
 class Fetch:
-    """Transfer of one manifest. sources: nodes that may have it, the best first; done_bytes: received so far;
-    size_bytes: of all files, 0 = not known yet; is_counted: some attempt has counted it as its own; outputs: where blocks of outputs go;
-    begun: the manifest is here, and the blocks of its files are being fetched;
-    cancelled if there are none."""
+    """Transfer of one manifest. sources: nodes that may have it, the best first; done_bytes: received so far; size_bytes: of all
+    files, 0 = unknown; is_counted: an attempt has counted it as its own; outputs: destination of blocks of outputs; begun: done
+    when the manifest is here and the blocks of its files are being fetched, and cancelled if there are none."""
 
     def __init__(self, manifest: bytes) -> None:
         self.manifest = manifest
@@ -89,21 +88,21 @@ class Fetch:
         self.done_bytes = self.size_bytes = 0
         self.sources: list[str] = []
         self.tasks: list[bytes] = []
-        """Tasks that wait for it: a node that serves all users gives their files to the nodes that have them alone."""
+        """Tasks that wait for it: a node in system mode sends the files of a task only to the nodes that have the task."""
         self.distrusted: set[str] = set()
-        """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
+        """Nodes that have sent a wrong block. They have to verify blocks before sending; after a second wrong one they
         are dropped."""
         self.streams: dict[str, RequestStream] = {}
-        """By node, those over which the next request goes."""
+        """The open stream to each node, for the next request."""
         self.decoded: list[Manifest] = []
-        """The manifest, once it is here: decoded once for all who need it."""
+        """The manifest, when it is here; decoded only once."""
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_read = False
-        """True if a working directory is made while the blocks come."""
+        """True if a working directory is made while the blocks arrive."""
         self._recent: deque[dict[bytes, memoryview]] = deque(maxlen=RECENT_PIECES)
         self._next: bytes | None = None
-        """The block that the working directory needs next; None: of those that it has not asked for yet."""
+        """The block that the working directory needs next; None: one that it has not requested yet."""
         self._taken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._lacking: set[bytes] = set()
@@ -128,8 +127,8 @@ class Fetch:
             self._news.notify_all()
 
     def take_recent(self, digests: Sequence[bytes]) -> list[memoryview]:
-        """The first of these blocks, as far as they are still in memory; then they are not. All of a piece are taken together: its
-        memory is free when the last of them is. For a thread."""
+        """Remove the first of these blocks from memory, as far as they are there → the blocks. All blocks of a piece are taken
+        together: its memory is freed when the last one is. For a thread."""
         found: list[memoryview] = []
         with self._news:
             for digest in digests:
@@ -146,8 +145,8 @@ class Fetch:
         self._next = digests[0] if digests else None
 
     async def recent_taken(self) -> None:
-        """Wait a moment until there is room in memory for another piece, if the working directory is about to take the oldest one: it
-        would have to be read again."""
+        """If the working directory is about to take the oldest piece, wait a moment until there is memory for another: without that
+        the oldest would have to be read again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKE_S_MAX):
                 while self._is_oldest_next():
@@ -161,14 +160,14 @@ class Fetch:
             return self._next in self._recent[0] if self._next is not None else bool(self._recent[0])
 
     def read_over(self) -> None:
-        """Record that no working directory is made any more while the blocks come: none stays in memory for it."""
+        """Record that no working directory is being made any more, so that no blocks stay in memory for it."""
         with self._news:
             self.is_read = False
             self._recent.clear()
         self._taken.set()
 
     def over(self) -> None:
-        """End the transfer: no more blocks come."""
+        """End the transfer: no more blocks will arrive."""
         for stream in self.streams.values():
             stream.close("nothing more is wanted")
         self.begun.cancel()
@@ -177,7 +176,7 @@ class Fetch:
             self._news.notify_all()
 
     def here(self, digests: Sequence[bytes]) -> Sequence[bytes]:
-        """The first of these blocks, as many as are here; waits for the first one as long as the fetch lasts. For a thread."""
+        """The first of these blocks that are here; waits for the first one until the fetch ends. For a thread."""
         with self._news:
             self._news.wait_for(lambda: self._is_over or digests[0] not in self._lacking)
             if self._is_over:
@@ -186,11 +185,11 @@ class Fetch:
 
 
 class OutputBlocks:
-    """The blocks of one cache while outputs come into it. The limit of the cache does not bound them, since nobody else has them:
-    what is not needed gives way, and then the disk alone is the bound."""
+    """The blocks of one cache while outputs arrive in it. The limit of the cache does not apply to them, since they exist nowhere
+    else: unneeded blocks are removed for them, and after that only the disk limits them."""
 
     def __init__(self, store: BlockStore, make_room: Callable[[int], None], coming: set[bytes] | None = None) -> None:
-        """coming: the digests of its blocks, as of `BlockStore.coming`; None: it can be begun again, and keeps none."""
+        """coming: the digests of its blocks, see `BlockStore.coming`; None: none is kept, since the collection can be repeated."""
         self._store, self._make_room, self._coming = store, make_room, coming
         self._next_bytes = 0
         self.read, self.read_some = store.read, store.read_some
@@ -205,7 +204,7 @@ class OutputBlocks:
 
 
 class FileTransfer:
-    """The transfers of one agent. make_room: makes room for so many bytes in the store."""
+    """The transfers of one agent. make_room: makes room for this many bytes in the store."""
 
     def __init__(
         self,
@@ -215,7 +214,7 @@ class FileTransfer:
         counters: Counter[str],
         threads: tuple[Workers, Workers] | None = None,
     ) -> None:
-        """threads: quick and slow ones, shared with other transfers; None: its own."""
+        """threads: pools for fast and slow work, shared with other transfers; None: its own."""
         self._store = store
         self._counters = counters
         self._links = links
@@ -227,7 +226,7 @@ class FileTransfer:
         self._trim_timer: asyncio.TimerHandle | None = None
 
     def trim_later(self) -> None:
-        """Give the memory of buffers back to the machine, soon after the last ones were used."""
+        """Return the memory of buffers to the machine, soon after their last use."""
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         loop = asyncio.get_running_loop()
@@ -239,8 +238,8 @@ class FileTransfer:
         return set(self._fetches)
 
     async def in_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function that blocks for a moment, in a thread for files: the agent's other threads are never all busy with
-        them."""
+        """Call a function that blocks for a moment, in a thread for files, so that the agent's other threads are never all
+        busy with files."""
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
@@ -263,7 +262,7 @@ class FileTransfer:
                 self._counters[metrics.FILES_SERVED_BYTES] += sum(map(len, blocks))
                 piece = [Blocks(tuple(map(memoryview, blocks)))]
                 del blocks
-                yield piece.pop()  # nothing is held here while it is sent and the next is read
+                yield piece.pop()  # keeps no reference while it is sent and the next one is read
             yield BlocksEnd()
         except StagingFailed as error:
             yield BlocksEnd(str(error)[:WHY_LENGTH_MAX])
@@ -276,8 +275,8 @@ class FileTransfer:
 
     def fetch(self, manifest: bytes, sources: Sequence[str], task: bytes, *, is_output: bool = False) -> Fetch:
         """Fetch a manifest and all its blocks from these nodes, the best first. If a fetch is under way, they become
-        further sources of it. Its work raises StagingFailed for a permanent failure, PeerloadError or OSError for one
-        that may pass."""
+        further sources of it. Its work raises StagingFailed for a permanent failure, PeerloadError or OSError for a
+        temporary one."""
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch(manifest)
@@ -319,14 +318,14 @@ class FileTransfer:
                 if fetch.done_bytes > before:
                     silent_s = 0.0
                 if silent_s >= SILENCE_S_MAX:
-                    why = str(error) or f"nothing came for {SILENCE_S_MAX:g} s"
+                    why = str(error) or f"no data for {SILENCE_S_MAX:g} s"
                     raise PeerloadError(f"files cannot be fetched from {', '.join(fetch.sources)}", why=why)
                 await asyncio.sleep(wait_s)
                 wait_s = RETRY_S_MIN if fetch.done_bytes > before else min(wait_s * 2, RETRY_S_MAX)
 
     async def _fetch_from_all(self, fetch: Fetch, digests: list[bytes]) -> Exception | None:
-        """Fetch the available blocks, many of them from several nodes at a time → the reason why some are missing; of
-        several reasons one that may pass."""
+        """Fetch the available blocks, many of them from several nodes at a time → the reason why some are missing;
+        preferably a temporary one."""
         size = min(max(len(digests) // (2 * len(fetch.sources)), BLOCKS_MIN), BLOCKS_MAX)
         parts = [digests[at : at + size] for at in range(0, len(digests), size)][::-1]
         idle = fetch.sources[::-1]
@@ -339,7 +338,7 @@ class FileTransfer:
                 try:
                     while part or parts:
                         part = part or parts.pop()
-                        following = parts[-1:] if len(works) == 1 else []  # else another may take it
+                        following = parts[-1:] if len(works) == 1 else []  # otherwise another node may fetch it
                         await self._fetch_blocks(fetch, node, part, *following)
                         part = []
                 except NoRoom:
@@ -347,7 +346,7 @@ class FileTransfer:
                 except (StagingFailed, LinkUnavailable, ConnectionError, TimeoutError) as error:
                     fetch.sources.remove(node)
                     if not isinstance(error, StagingFailed):
-                        fetch.sources.append(node)  # blocks are requested again when the other nodes were tried
+                        fetch.sources.append(node)  # its blocks are requested again after the other nodes were tried
                     errors.append(error)
                     part = await self.in_thread(self._store.missing, part)
 
@@ -362,7 +361,7 @@ class FileTransfer:
     async def _fetch_blocks(
         self, fetch: Fetch, node: str, digests: Sequence[bytes], following: Sequence[bytes] = ()
     ) -> None:
-        """Fetch these blocks of a node. following: those that are fetched of it after them."""
+        """Fetch these blocks from a node. following: the blocks that are fetched from it after these."""
         request = fetch.request(node, digests)
         further = fetch.request(node, following) if following else None
         pieces = self._links.fetch_blocks(node, request, fetch.streams, further)
@@ -393,12 +392,12 @@ class FileTransfer:
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size
                 self._counters[metrics.FILES_FETCHED_BYTES] += size
-                del piece  # its buffer is free for the next one
+                del piece  # its buffer can be used for the next one
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
     def _keep(self, wanted: Sequence[bytes], blocks: Sequence[memoryview], outputs: OutputBlocks | None) -> bool:
-        """Keep received blocks → False if they are not the wanted ones. Raises StagingFailed, OSError."""
+        """Store received blocks → False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if outputs is None and self._store.needs_room(size):
             self._make_room(size)
@@ -421,16 +420,16 @@ class FileTransfer:
 
 
 SHARE_MAX = 0.5
-"""Bound on the share of one user."""
+"""Maximum share of one user."""
 USERS_MAX = 1024
-"""Bound on the users whose files are kept at a time."""
+"""Maximum number of users whose files are kept."""
 WORKS_MAX = 4
-"""Bound on the processes that work with files as one user at a time."""
+"""Maximum number of processes that work with files as one user."""
 
 
 class FileCache:
-    """The blocks of one user's files, and their transfer. placing: for each mount point, held while outputs are placed there, so
-    that of two tasks with the same output the second finds that of the first; turns: of processes that work as this user."""
+    """The blocks of one user's files, and their transfer. placing: a lock for each mount point while outputs are placed there, so
+    that the second of two tasks with the same output finds that of the first; turns: limit of processes that work as this user."""
 
     def __init__(self, caches: FileCaches, store: BlockStore, links: PeerLinks, counters: Counter[str]) -> None:
         self._caches = caches
@@ -449,7 +448,7 @@ class FileCache:
             self.store.check_disk(size_bytes)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Make room for so many bytes; where it is too full for that, at the cost of what other users do not need."""
+        """Make room for this many bytes; if necessary, unneeded blocks of other users are removed."""
         if self._caches.keeps_all:
             return
         others = self._caches.all() if self.store.needs_room(size_bytes) else ()
@@ -458,7 +457,7 @@ class FileCache:
 
     @contextlib.contextmanager
     def for_outputs(self) -> Iterator[OutputBlocks]:
-        """The blocks while the outputs of one attempt are collected; none of them is removed meanwhile."""
+        """The blocks during the collection of one attempt's outputs; none of these is removed meanwhile."""
         self._caches.pin()
         with self.store.coming() as coming:
             yield OutputBlocks(self.store, self._make_room, coming)
@@ -478,8 +477,8 @@ class FileCache:
 
 
 class FileCacheSettings(NamedTuple):
-    """Place and bounds of the caches of one agent. free_bytes_min: free room on the disk that they leave; has_users: each user of
-    the machine has one."""
+    """Place and limits of the caches of one agent. free_bytes_min: free space on the disk that they leave; has_users: there is one
+    cache for each user of the machine."""
 
     directory: Path
     limit_bytes: int
@@ -497,7 +496,7 @@ class FileCaches:
         self._in_use = in_use
         self._pinned: frozenset[bytes] = frozenset()
         self.keeps_all = False
-        """True while it is not known which manifests are in use: then nothing is removed."""
+        """True while the manifests in use are unknown; nothing is removed then."""
         self.threads = Workers(THREADS), Workers(THREADS, SLOW_END_S)
         self._caches: dict[str, FileCache] = {}
         if not self._has_users:
@@ -546,17 +545,17 @@ class FileCaches:
         self._caches[name] = FileCache(self, store, self._links, self._counters)
 
     def make_room(self, size_bytes: int) -> None:
-        """Remove files that no task needs, so that there is room for so many bytes. For a thread."""
+        """Remove files that no task needs, to make room for this many bytes. For a thread."""
         if not self.keeps_all:
             for cache in self.all():
                 cache.store.collect(self.in_use, size_bytes)
 
     def pin(self) -> None:
-        """Record which manifests are in use. From the loop's thread."""
+        """Record the manifests that are in use. For the loop's thread."""
         self._pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
 
     def in_use(self) -> frozenset[bytes]:
-        """The manifests that were recorded. From any thread."""
+        """The recorded manifests. For any thread."""
         return self._pinned
 
     def pin_also(self, *manifests: bytes) -> None:

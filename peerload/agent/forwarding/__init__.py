@@ -1,1 +1,1 @@
-"""Requests that another node has to answer: router, client, server, validation of responses."""
+"""Requests that another node answers: router, client, server, validation of responses."""

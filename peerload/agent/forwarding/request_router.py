@@ -3,8 +3,8 @@
 A request that names tasks of several homes is split by home, and the responses are validated and merged: lists are concatenated,
 numbers added. A request that another node has forwarded is answered here or refused, never forwarded again.
 
-A member may have another version, or be broken or compromised. An invalid response becomes an error of that node alone: it neither
-stops this agent nor reaches the client.
+A member may have another version, or be broken or compromised. An invalid response becomes an error of that node alone: it does
+not stop this agent, and does not reach the client.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
 """Kind and body of each response frame."""
 READS = (control.Show, control.Wait, control.Events)
-"""Requests for several tasks that change nothing: the first error may be the response to all of it."""
+"""Read-only requests for several tasks: the first error may be the response to the whole request."""
 KNOWN_BY_EXECUTOR = (control.Show, control.ReadOutput, control.Events)
-"""Requests that the executor of a task can answer, too."""
+"""Requests that the executor of a task can also answer."""
 CLUSTER_SILENT_S_MAX = 3.0
-"""Silence after which a node is left out of a request to all nodes, and listed as missing."""
+"""Silence after which a node is left out of a request to all nodes, and is listed as missing."""
 CLUSTER_WAITED_S_MAX = 20.0
-"""Total wait between the response frames of one node after which it is left out."""
+"""Total time of waiting for the response frames of one node after which it is left out."""
 CLUSTER_AT_ONCE = 32
-"""Nodes that are asked concurrently."""
+"""Maximum number of concurrent requests to nodes."""
 FRAMES_AHEAD_MAX = 8
-"""Response frames of all nodes that may wait for the client."""
+"""Maximum number of response frames of all nodes that wait for the client."""
 NUMBER_MIN = -(1 << 63)
 NUMBER_MAX = (1 << 64) - 1
 """Range of integers in a frame; sums are clamped to it."""
 LISTED_MAX = 1_000_000
-"""Tasks that one node may list if the request has no limit."""
+"""Maximum number of tasks that one node may list if the request has no limit."""
 _LISTS = ("tasks", "damaged")
 
 
@@ -65,11 +65,11 @@ class LocalRequests(Protocol):
     """Carries out requests on this node."""
 
     def work(self, connection: Connection, request: control.Request, /) -> Coroutine[Any, Any, None] | None:
-        """The work that answers a request; None if it was answered, or is the core's to answer."""
+        """The work that answers a request; None if it was answered, or the core will answer it."""
 
 
 class RequestRouter:
-    """Decides which nodes answer a request. ``local`` carries out what is this node's."""
+    """Decides which nodes answer a request. ``local`` carries out the requests for this node."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RequestRouter:
         self._own = node.state.node
 
     def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:
-        """The work at other nodes that answers a request; None if they have no part in it. Raises BadRequest."""
+        """The work at other nodes that answers a request; None if only this node answers it. Raises BadRequest."""
         own = self._own
         if connection.from_node:
             if request.at not in {"", own} or getattr(request, "cluster", False):
@@ -129,7 +129,7 @@ class RequestRouter:
         return {home: msgspec.structs.replace(request, tasks=tuple(names)) for home, names in refs.items()}
 
     def _named_in_full(self, request: control.Request) -> control.Request:
-        """Expand references: `42` and `@` are of this node, also in a request to another. Raises BadRequest or NoSuchTask."""
+        """Expand references: `42` and `@` are tasks of this node, even in a request to another. Raises BadRequest or NoSuchTask."""
         refs = refs_of(request)
         if isinstance(getattr(request, "task", None), str):
             return msgspec.structs.replace(request, task=self._task_ids.whole_id(refs[0]))
@@ -163,7 +163,7 @@ class RequestRouter:
                 connection.forward_frame(request.id, kind, body)
 
     async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
-        """Forward to the home of the tasks. If it is away, and this node runs them, answer here as far as possible."""
+        """Forward to the home of the tasks. If it is unreachable and this node runs them, answer here as far as possible."""
         is_answered = False
         try:
             async with contextlib.aclosing(self._answers(connection, home, request)) as frames:
@@ -183,8 +183,8 @@ class RequestRouter:
     async def _ask_homes(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
     ) -> None:
-        """Forward to several homes, and merge the responses. A request that changes something starts when all homes can be
-        reached; if one refuses, the error names the homes that carried it out."""
+        """Forward to several homes, and merge the responses. A request that changes something starts when all homes are
+        connected; if one refuses, the error names the homes that carried it out."""
         if not isinstance(request, READS):
             for home, share in shares.items():
                 await self._reach(connection, home, share)
@@ -205,7 +205,7 @@ class RequestRouter:
     async def _collect(
         self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-        """The final response of each home, and the first error, if any; other frames are passed on as they arrive."""
+        """The final response of each home, and the first error, if any. Other frames are forwarded as they arrive."""
         done: dict[str, dict[str, Any]] = {}
         refusal: dict[str, Any] | None = None
         async with contextlib.aclosing(_merge_streams(self._answers, connection, shares)) as frames:
@@ -253,7 +253,7 @@ class RequestRouter:
         connection.ok(request.id, answer | {"missing": missing})
 
     async def _listings(self, connection: Connection, node: str, request: control.Request) -> Frames:
-        """Validated responses of a request that lists tasks. Raises BadMessage, too."""
+        """Validated responses of a request that lists tasks. Also raises BadMessage."""
         listing = MergedListing(node, getattr(request, "limit", None))
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
             async for kind, body in frames:
@@ -335,7 +335,7 @@ class RequestRouter:
         return None if peer is None else peer.state.value
 
     def _state_text(self, node: str) -> str:
-        """State of a node in words; "" if it is alive."""
+        """Description of the state of a node; "" if it is alive."""
         peer = self._node.membership.get(node)
         if peer is None:
             is_of_earlier_start = node in self._node.membership.gossip.anti_entropy.known
@@ -349,7 +349,7 @@ class RequestRouter:
 
 
 class RefusedElsewhere(PeerloadError):
-    """The error with which another node has answered."""
+    """The error that another node has sent as its answer."""
 
     def __init__(self, body: Mapping[str, str]) -> None:
         super().__init__(body["what"], why=body["why"], hint=body["hint"])
@@ -393,7 +393,7 @@ async def _merge_streams(
     shares: Mapping[str, control.Request],
     silent_s_max: float | None = None,
 ) -> AsyncGenerator[tuple[str, str, dict[str, Any]], None]:
-    """(node, kind, body) of the response frames of several nodes as they arrive; the last of each is "ok" or "error"."""
+    """(node, kind, body) of the response frames of several nodes as they arrive; the last of each node is "ok" or "error"."""
     arrived: asyncio.Queue[tuple[str, str, dict[str, Any]]] = asyncio.Queue(FRAMES_AHEAD_MAX)
     at_once = asyncio.Semaphore(CLUSTER_AT_ONCE)
 
@@ -466,7 +466,7 @@ class _Listing(msgspec.Struct, frozen=True):
 
 
 class MergedListing:
-    """The response of one of several nodes that list tasks. ``limit``: the most tasks it may list."""
+    """The response of one of several nodes that list tasks. ``limit``: maximum number of tasks that it may list."""
 
     def __init__(self, node: str, limit: int | None) -> None:
         self._node = node
@@ -491,7 +491,7 @@ class MergedListing:
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two responses: lists are concatenated, numbers added within the range of a frame, Booleans or-ed, tables merged
-    by key; of anything else the first is kept. The depth is bounded by `bounds.DEPTH_MAX` in the decoder."""
+    by key; other values are taken from the first. `bounds.DEPTH_MAX` in the decoder bounds the depth."""
     together = dict(first)
     for key, value in second.items():
         there = together.get(key)

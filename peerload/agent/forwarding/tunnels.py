@@ -1,7 +1,7 @@
-"""Tunnels: carry requests of local clients to other nodes, and the responses back; and serve the clients of other nodes.
+"""Tunnels carry requests of local clients to other nodes, and the responses back; and serve the clients of other nodes.
 
-Each client has one tunnel, a stream of the peer link, to each node that it sends requests to; they stay in order. The
-other end treats the tunnel as a client of its own (`ForwardServer`), so that every verb works there as here.
+Each client has one tunnel, a stream of the peer link, to each node that it sends requests to. A tunnel keeps the order of requests.
+The other end treats it as a client of its own (`ForwardServer`), so that every verb works there as here.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ if TYPE_CHECKING:
 
 
 TUNNELS_MAX = 256
-"""Tunnels at a time; beyond it an idle one is closed."""
+"""Maximum number of tunnels; beyond it, an idle one is closed."""
 OPEN_S_MAX = 5.0
 """Timeout for opening a tunnel to a node that is believed to be alive."""
 OPEN_DEAD_S_MAX = 2.0
-"""Timeout for a node that is believed to be dead; it is tried, since the belief may be wrong."""
+"""Timeout for opening one to a node that is believed to be dead, since the belief may be wrong."""
 OPENINGS_AT_ONCE = 16
-"""Tunnels to one node that are opened at the same time: a node bounds unauthenticated connections."""
+"""Maximum number of tunnels to one node that are being opened: a node bounds unauthenticated connections."""
 LOOK_EVERY_S = 2.0
 """Interval of the check of a silent tunnel."""
 SILENT_S_MAX = 5.0
-"""Silence after which a node that is believed to be dead is given up."""
+"""Silence after which the tunnel to a node that is believed to be dead is closed."""
 IDLE_S_MAX = 10.0
 """An idle tunnel is closed after this time, unless its client is attached to a task: the other node would take the
 close for a disconnect of the client."""
 WAITING_BYTES_MAX = 4 << 20
-"""Bytes of unsent requests at which the client is no longer read (backpressure)."""
+"""Number of unsent request bytes at which the client is no longer read (backpressure)."""
 FRAMES_WAITING_MAX = 4
-"""Frames of a response that may wait for the client; then the tunnel is no longer read."""
+"""Number of response frames waiting for the client at which the tunnel is no longer read."""
 ANSWER_BYTES_MAX = 128 << 20
 """Bound on a response that is not streamed."""
 FRAME_BYTES_MIN = 4 << 10
-"""Minimum size that a frame counts as, so that empty frames are bounded, too."""
+"""Minimum size that a frame counts as, so that the number of empty frames is bounded, too."""
 ERROR_CHARS_MAX = 2000
 """Bound on each field of an error of another node."""
 
 
 STREAMED = (control.Wait, control.ReadOutput, control.Events, control.Exec)
-"""Requests whose responses are streamed, and may be endless."""
+"""Requests with streamed, possibly endless responses."""
 ATTACHING = (control.Attend, control.Input)
 """Requests after which the other node notices a disconnect of the client."""
 FORWARDS_MAX = 256
-"""Clients of one other node at a time."""
+"""Maximum number of clients of one other node."""
 PENDING_BYTES_MAX = 1 << 20
-"""Bytes of running requests at which a client is no longer read (backpressure)."""
+"""Number of bytes of running requests at which a client is no longer read (backpressure)."""
 
 
 class ResponseQueue:
@@ -192,7 +192,7 @@ class ForwardedRequests:
 
 
 class Tunnel:
-    """Stream of one client to one other node. It opens when ``opening`` permits, and ends with the task ``work``."""
+    """Stream of one client to one other node. ``opening`` bounds concurrent openings; the stream ends with the task ``work``."""
 
     def __init__(
         self, links: PeerLinks, membership: Membership, connection: Connection, node: str, opening: asyncio.Semaphore
@@ -220,11 +220,11 @@ class Tunnel:
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is under way, and the client is attached to no task."""
+        """True if no request is pending, and the client is attached to no task."""
         return not self._answers and not self._has_task
 
     def close(self) -> asyncio.Task[None]:
-        """Close the tunnel → the task that is done then."""
+        """Close the tunnel → the task that ends when it is closed."""
         self._end(LinkUnavailable(self._node, f"the connection to {self._node} was closed"))
         self.work.cancel()
         return self.work
@@ -256,7 +256,7 @@ class Tunnel:
             self._schedule_close()
 
     async def _send(self, raw: bytes) -> None:
-        """Send a request. While too many bytes wait, the client is not read."""
+        """Send a request. While too many bytes are unsent, the client is not read."""
         self._waiting_bytes += len(raw)
         self._update_reading()
         try:
@@ -283,7 +283,7 @@ class Tunnel:
             self._link.send(ForwardStop(number))
 
     def _schedule_close(self) -> None:
-        """Close the tunnel when it is idle: at once if the client has disconnected, else after IDLE_S_MAX."""
+        """Close the tunnel when it is idle: immediately if the client has disconnected, else after IDLE_S_MAX."""
         if self._idle is not None:
             self._idle.cancel()
         if not self._answers and not (self._has_task and not self._connection.closed):
@@ -346,7 +346,7 @@ class Tunnel:
         while True:
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
-                    message = await self._reader.next(self._link, f"what {self._node} answers")
+                    message = await self._reader.next(self._link, f"the answer of {self._node}")
             except TimeoutError:
                 if self._answers and self._is_dead() and loop.time() - since_s > SILENT_S_MAX:
                     what = f"{self._node} stopped answering"
@@ -395,7 +395,7 @@ class ForwardServer:
         self._clients: dict[PeerConnection, ForwardedClient] = {}
 
     def received(self, link: PeerConnection, node: str, message: Forward | ForwardStop, /) -> None:
-        """Take a message of one tunnel of that node."""
+        """Process a message of one tunnel of that node."""
         client = self._clients.get(link)
         if client is None:
             client = ForwardedClient(self._server, link, node)
@@ -422,7 +422,7 @@ class ForwardServer:
             client.ask(message.request)
 
     def closed(self, link: PeerConnection) -> None:
-        """A tunnel was closed: its client has disconnected."""
+        """End the requests of a client whose tunnel was closed."""
         client = self._clients.pop(link, None)
         if client is not None:
             client.lost()
@@ -453,7 +453,7 @@ class ForwardedClient(Connection):
         self._size = 0
 
     def stop(self, number: int) -> None:
-        """Cancel a request that nobody waits for any more."""
+        """Cancel a request that its client has given up."""
         work = self._work_of.get(number)
         if work is not None:
             work.cancel()
@@ -476,7 +476,7 @@ class ForwardedClient(Connection):
             self._link.send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
 
     async def drain(self) -> None:
-        """Wait until the other node has read most of the sent data; its client may be slow."""
+        """Wait until the other node has read most of the sent data; it reads only as fast as its client."""
         try:
             await self._link.drain()
         except ConnectionError:
@@ -484,7 +484,7 @@ class ForwardedClient(Connection):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes not sent yet to the other node, which reads no faster than its client."""
+        """Number of bytes not sent yet to the other node, which reads no faster than its client."""
         return self._link.unsent_bytes
 
     def hold_requests(self) -> None:

@@ -1,8 +1,8 @@
 """The agent's connection to its launcher: requests and events; another launcher is started if it is lost.
 
-`open_or_start` finds a launcher or starts one, `fetch_list` gets all that it knows. A stopped or hanging launcher breaks no
-connection: tasks would seem to run, and nobody would enforce their leases. So the `Heartbeat` sends pings, and reports a launcher
-that does not answer. An order to start says where, with which variables, and until when a process may run."""
+`open_or_start` finds a launcher or starts one, `fetch_list` gets its list of tasks and exits. A stopped or hanging launcher
+breaks no connection: tasks would seem to run, and no process would enforce their leases. So the `Heartbeat` sends pings, and
+reports a launcher that does not answer. A request to start contains the place, variables and deadline of a process."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.launcher")
 
 START_S_MAX = 15.0
-"""Timeout of a start; a new launcher first kills what its predecessor left."""
+"""Timeout of a start; a new launcher first kills the tasks that its predecessor has left."""
 SERVICE_LOOK_S = 0.25
-"""Interval at which a launcher is tried that its service starts."""
+"""Interval of tries to connect to a launcher that its service starts."""
 START_LOOK_S = 0.01
-"""Interval at which a starting launcher is tried."""
+"""Interval of tries to connect to a starting launcher."""
 DATE_SET_S = 1.0
-"""A larger difference between date and boot clock means that the date was set."""
+"""A larger difference between wall clock and boot clock means that the wall clock was set."""
 SHORTAGES = ("", "memory", "gpu memory")
 """Shortages that the model knows."""
 LOST = (OSError, protocol.LauncherProtocolError)
@@ -66,7 +66,7 @@ LOST = (OSError, protocol.LauncherProtocolError)
 
 
 class LauncherError(PeerloadError):
-    """Error: the launcher cannot be started, or does not answer."""
+    """The launcher cannot be started, or does not answer."""
 
     code = "launcher"
 
@@ -75,12 +75,12 @@ class LauncherOwner(Protocol):
     """Receiver of the events about a launcher and its tasks."""
 
     def received(self, event: Event | protocol.StdinFed, /) -> None:
-        """Take TaskStarted, TaskEnded, TaskLost, TaskFrozen, LauncherLost, LauncherSilent, LauncherReady or StdinFed."""
+        """Process TaskStarted, TaskEnded, TaskLost, TaskFrozen, LauncherLost, LauncherSilent, LauncherReady or StdinFed."""
 
 
 class EventFrames(asyncio.Protocol):
-    """A connection to a launcher. `next_frame` takes the events of each frame; they are delivered in order.
-    ``lost`` is its end."""
+    """A connection to a launcher. `next_frame` returns the events of each frame; they are delivered in order.
+    ``lost`` completes when the connection ends."""
 
     transport: asyncio.Transport
 
@@ -89,7 +89,7 @@ class EventFrames(asyncio.Protocol):
         self._arrived = asyncio.Event()
         self._receiver: LauncherLink | None = None
         self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        """Error that ended the connection: one of LOST, or a bug. No more events can come."""
+        """Error that ended the connection: one of LOST, or a bug. No more events can arrive."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -131,7 +131,7 @@ class EventFrames(asyncio.Protocol):
         self.transport.close()
 
     async def next_frame(self) -> list[protocol.LauncherEvent]:
-        """The events of the next frame, before `deliver_to`. Raises what is in LOST."""
+        """The events of the next frame, before `deliver_to`. Raises the errors in LOST."""
         while (events := self._next()) is None:
             if self.lost.done():
                 raise self.lost.result()
@@ -146,7 +146,7 @@ class EventFrames(asyncio.Protocol):
 
 
 async def open_or_start(process: LauncherProcess) -> EventFrames:
-    """Connect; if nobody answers, have the launcher started and wait for it. Raises LauncherError."""
+    """Connect; if no launcher answers, start one and wait for it. Raises LauncherError."""
     directory, is_service = process.directory, bool(process.serves_node)
     deadline_s = time.monotonic() + START_S_MAX
     started = False
@@ -181,7 +181,7 @@ async def _open(directory: Path) -> EventFrames:
 
 
 async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, protocol.ListedEvent]:
-    """Get the list of everything the launcher knows → it, and its last part, which describes the launcher."""
+    """Get the launcher's list of tasks and exits → the list, and its last part, which describes the launcher."""
     launcher.transport.write(protocol.frame([protocol.encode(protocol.ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
@@ -193,7 +193,7 @@ async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, protocol.Lis
                 events = await launcher.next_frame()
             except protocol.LauncherTooOld as error:
                 hint = f"end its tasks, and it:  kill {error.pid}"
-                raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
+                raise LauncherError("the launcher has an earlier version", why=str(error), hint=hint) from None
         for event in events:
             if isinstance(event, protocol.ListedEvent):
                 for task in event.running:
@@ -206,14 +206,14 @@ async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, protocol.Lis
 
 
 def began_at(started_at: float, ran_s: float) -> float:
-    """Start of an attempt, by the current date: the boot clock says how long ago it was (``ran_s``, 0 = unknown); the
-    date may have been set since."""
+    """Start of an attempt, by the current date: the boot clock shows how long ago it was (``ran_s``, 0 = unknown), even if
+    the date was set since."""
     by_boot_clock = max(time.time() - ran_s, 0.0)
     return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 
 def exit_of(record: protocol.ExitRecord) -> Exit:
-    """An exit record as the model has it, even from a launcher that knows further shortages. Raises
+    """Convert an exit record to the model's form, even from a launcher that knows further shortages. Raises
     LauncherProtocolError."""
     if record.out_of not in SHORTAGES:
         record = record.replace(out_of="")
@@ -228,16 +228,16 @@ def exit_of(record: protocol.ExitRecord) -> Exit:
 STOP_S_MAX = 5.0
 RESTART_S = 0.2
 CONNECTS_MAX = 3
-"""Connections to a launcher that hangs up, before the agent gives up starting."""
+"""Maximum number of connections to a launcher that hangs up, after which the start of the agent fails."""
 REPLIES_MAX = 1024
 REPLY_S_MAX = 330.0
-"""Timeout of what the launcher does as a user: its own timeout, and a little more."""
+"""Timeout of requests that the launcher carries out as a user: slightly longer than its own timeout."""
 FRAME_FILL_BYTES = 1 << 20
-"""A frame is sent when it has this size; a single request may be larger."""
+"""Size at which a frame is sent; a single request may be larger."""
 
 CONNECTION_BROKEN = "the connection to it broke; it still runs, and so do its tasks"
 USAGE_S_MAX = 2.0
-"""Timeout of a usage request; the launcher answers at once, or is busy."""
+"""Timeout of a usage request; the launcher answers immediately, unless it is busy."""
 
 NO_CORES = (
     "cores are not enforced; no cgroup for processors can be made here, or the launcher was started without that setting"
@@ -246,8 +246,8 @@ NO_CORES = (
 
 
 class LauncherLink:
-    """The connection to the launcher of ``process``. Requests of one turn of the loop go in one frame. The agent stops if no more
-    events can come."""
+    """The connection to the launcher of ``process``. Requests of one turn of the loop are sent in one frame. The agent stops if no
+    more events can arrive."""
 
     _owner: LauncherOwner
 
@@ -263,13 +263,13 @@ class LauncherLink:
         self.run = ""
         self._protocol = 0
         self.units = ""
-        """The way in which processes are contained: cgroup2 or bare; "" until the launcher has answered."""
+        """The containment backend: cgroup2 or bare; "" until the launcher has answered."""
         self.memory = ""
-        """The way in which memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
+        """The memory backend: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
         """Sentences about what the launcher cannot enforce."""
         self.enforces_cores = False
-        """True if tasks get their shares of the processors, as ``enforce`` has it."""
+        """True if CPU shares of tasks are enforced, as ``enforce`` requires."""
         self._enforce = enforce
         self._frames: EventFrames | None = None
         self._requests: list[bytes] = []
@@ -285,12 +285,12 @@ class LauncherLink:
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
-        """True if the launcher answers a ping within so many seconds."""
+        """True if the launcher answers a ping within ``within_s`` seconds."""
         return bool(self.pid) and await self._heartbeat.answers(within_s)
 
     async def start(self, owner: LauncherOwner) -> LauncherReady:
         """Find the launcher or start one. owner: receiver of its events; it needs this link itself, to end and feed
-        tasks. → running tasks, exit records, and which tasks are frozen. Raises LauncherError."""
+        tasks. → running tasks, exit records, and keys of frozen tasks. Raises LauncherError."""
         self._owner = owner
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ class LauncherLink:
 
     def log_facts(self) -> None:
         """Log the launcher's identity, and the limits that it cannot enforce. The caller decides when: an agent that
-        fails to start should log only why."""
+        fails to start should only log the reason."""
         log.info(
             "launcher connected: pid=%d protocol=%d units=%s memory=%s",
             self.pid,
@@ -320,7 +320,7 @@ class LauncherLink:
             log.info("launcher does not enforce a limit: reason=%s", what)
 
     async def close(self) -> None:
-        """Close the connection; the launcher and its tasks go on."""
+        """Close the connection; the launcher and its tasks continue."""
         self._closing = True
         self._heartbeat.stop()
         self._flush()
@@ -351,12 +351,12 @@ class LauncherLink:
         await asyncio.to_thread(self._process.wait)
 
     def retire(self) -> None:
-        """Have the launcher of one user end after its last task."""
+        """Make the launcher of one user end after its last task."""
         if not self._service_of:
             self._request(protocol.RetireRequest())
 
     def resume(self) -> None:
-        """Send requests again; LauncherReady was handled. Requests before that are dropped, since they were decided
+        """Send requests again, since LauncherReady was handled. Requests before that are dropped: they were decided
         before the attempts of the old launcher were found dead."""
         self._paused = False
 
@@ -422,7 +422,7 @@ class LauncherLink:
         self._request(protocol.EvictRequest(key, reason))
 
     def look_for_socket(self) -> None:
-        """Have the launcher restore its socket if it is gone: the next agent could not reach it, nor its tasks."""
+        """Make the launcher restore its socket if it is gone: otherwise the next agent could not reach it and its tasks."""
         if not (self._directory / protocol.SOCKET_NAME).exists():
             self._request(protocol.ListenRequest())
 
@@ -430,7 +430,7 @@ class LauncherLink:
         self._request(protocol.ForgetRequest(key))
 
     async def ask(self, request: protocol.UserRequest, within_s: float = REPLY_S_MAX) -> str:
-        """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
+        """Request that the launcher acts as a user → the reason why it failed, "" if it succeeded. Raises LauncherError."""
         request = request.replace(id=next(self._numbers), node=self._service_of)
         return str(await self._answer(request.id, request, within_s))
 
@@ -446,7 +446,7 @@ class LauncherLink:
         return answer if isinstance(answer, protocol.UsageEvent) else None
 
     async def _answer(self, number: int, request: protocol.Request, within_s: float) -> str | protocol.UsageEvent:
-        """Send a request and wait for the answer of this number. Raises LauncherError."""
+        """Send a request and wait for the answer with this number. Raises LauncherError."""
         if self._frames is None or self._paused or len(self._answers) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -462,7 +462,7 @@ class LauncherLink:
 
     def _request(self, request: protocol.Request) -> None:
         if self._frames is None or (self._paused and not _is_own(request)):
-            return  # LauncherReady will report the state then
+            return  # LauncherReady will report the state
         self._requests.append(protocol.encode(request))
         if not self._flushing:
             self._flushing = True
@@ -471,7 +471,7 @@ class LauncherLink:
     def _flush(self) -> None:
         self._flushing = False
         requests, self._requests = self._requests, []
-        if self._frames is None or self._frames.transport.is_closing():  # `_read` notices that it has gone
+        if self._frames is None or self._frames.transport.is_closing():  # `_read` will notice the loss
             return
         batch: list[bytes] = []
         size = 0
@@ -491,7 +491,7 @@ class LauncherLink:
     # -- connection ----------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> tuple[EventFrames, LauncherReady]:
-        """Connect and get the list of tasks; start the launcher if none answers."""
+        """Connect and get the list of tasks; start a launcher if none answers."""
         frames = await open_or_start(self._process)
         try:
             listing, facts = await fetch_list(frames)
@@ -503,7 +503,7 @@ class LauncherLink:
         return frames, listing
 
     async def _connect_again(self) -> tuple[EventFrames, LauncherReady]:
-        """Connect, more than once: the launcher that accepted may have been ending. Raises LauncherError."""
+        """Connect, with several tries: a launcher that accepted may have been ending. Raises LauncherError."""
         why = ""
         for _ in range(CONNECTS_MAX):
             try:
@@ -515,7 +515,7 @@ class LauncherLink:
         raise LauncherError("the launcher does not answer", why=why)
 
     def _note_facts(self, hello: protocol.ListedEvent) -> None:
-        """Keep the facts about a launcher. Raises LauncherError if it serves one user where all are to be served."""
+        """Store the facts about a launcher. Raises LauncherError if it serves one user, but has to serve all."""
         self.pid = hello.pid
         self.run = hello.run
         self.units = hello.units
@@ -529,7 +529,7 @@ class LauncherLink:
             raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 
     async def _read(self, frames: EventFrames) -> None:
-        """Deliver events until the launcher is lost, then reconnect; for ever."""
+        """Deliver events until the launcher is lost, then reconnect; until cancelled."""
         while True:
             frames.deliver_to(self)
             lost = await frames.lost
@@ -547,7 +547,7 @@ class LauncherLink:
             self._requests.clear()
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(LauncherError("the launcher went away"))
+                    answer.set_exception(LauncherError("the launcher was lost"))
             self._owner.received(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
             frames, ready = await self._reconnect()
             self.log_facts()
@@ -567,7 +567,7 @@ class LauncherLink:
             self._event(event)
 
     async def _reconnect(self) -> tuple[EventFrames, LauncherReady]:
-        await asyncio.to_thread(self._process.wait, GONE_S)  # the connection broke a moment before it was gone
+        await asyncio.to_thread(self._process.wait, GONE_S)  # the connection broke shortly before the process ended
         while True:
             try:
                 return await self._connect()
@@ -594,7 +594,7 @@ class LauncherLink:
             case protocol.ThawedEvent(key):
                 self._owner.received(TaskFrozen(key, frozen=False))
             case protocol.PongEvent() | protocol.ListedEvent():
-                pass  # the heartbeat has noticed it; the list is read before the events
+                pass  # handled by the heartbeat or, for the list, before the events
             case _:
                 assert_never(event)
 
@@ -605,7 +605,7 @@ class LauncherLink:
 
 
 def _is_own(request: protocol.Request) -> bool:
-    """True if a request is about a process of the agent's own, not about an attempt: those hear of a new launcher at once."""
+    """True if a request is about one of the agent's own processes, which are notified of a new launcher immediately."""
     key = getattr(request, "key", "")
     try:
         attempt_of(key)
@@ -644,12 +644,12 @@ def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes]
 
 # -- variables of tasks ------------------------------------------------------------------------------------------------
 #
-# GPUs are given by name, not by number, since a process that gets some of them numbers these anew. A task that asked for
-# no GPU sees none. Variables that are mere advice (threads, memory of frameworks) are left as the user has set them;
-# those that assign devices are not.
+# GPUs are passed by name, not by number, since a process with some of them numbers these from 0. A task without GPUs
+# sees none. Variables that are only hints (threads, memory of frameworks) are left as the user has set them;
+# variables that assign devices are not.
 
 IDS = "{ids}"
-"""Placeholder in the variables of the config: the names of the task's devices of that kind, separated by commas."""
+"""Placeholder in the variables of the config for the names of the task's devices of that kind, separated by commas."""
 KNOWN_BY_NAME = "nvidia"
 ADVICE = frozenset(
     {"OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH"}
@@ -682,7 +682,7 @@ class HeldDevices(msgspec.Struct, frozen=True):
 
 
 def held_devices(key: str, names: Iterable[str], ledger: DeviceLedger) -> HeldDevices:
-    """The devices that the attempt of this key holds, among these ids."""
+    """The devices among these ids that the attempt with this key holds."""
     states = [ledger.states[name] for name in names if name in ledger.states]
     grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
     is_exclusive = any(grant.ask.is_exclusive for grant in grants)
@@ -696,7 +696,7 @@ def held_devices(key: str, names: Iterable[str], ledger: DeviceLedger) -> HeldDe
 def task_variables(
     request: ResourceRequest, held: HeldDevices, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
 ) -> dict[str, str]:
-    """The variables to add. own: those that the task brings. config: the `[[device]]` tables of this node."""
+    """The variables to add. own: the task's own variables. config: the `[[device]]` tables of this node."""
     found = {
         "PEERLOAD_CPUS": f"{request.cpus:g}",
         "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
@@ -736,7 +736,7 @@ def _sharing_variables(held: HeldDevices) -> dict[str, str]:
 
 
 def _mps_variables(request: ResourceRequest, held: HeldDevices) -> dict[str, str]:
-    """Bounds that MPS enforces. The directories of the daemon are added when it runs."""
+    """Limits that MPS enforces. The directories of the daemon are added when it runs."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(request.gpu_pct)} if request.gpu_pct else {}
     if held.promised_bytes:
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={held.promised_bytes // MIB}M"
@@ -770,8 +770,8 @@ _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9
 
 
 def child_traceparent(given: bytes, key: str) -> str:
-    """The W3C trace context of an attempt: the trace that its task was submitted in, and a span of its own, which its key gives.
-    "" if what was given is none."""
+    """The W3C trace context of an attempt: the trace in which its task was submitted, and a new span, derived from its key.
+    "" if ``given`` is no trace context."""
     if not _TRACEPARENT.fullmatch(given):
         return ""
     span = hashlib.blake2b(given + key.encode(), digest_size=8).hexdigest()

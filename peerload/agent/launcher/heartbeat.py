@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 PING_EVERY_S = 10.0
 ANSWERS_WITHIN_S = 5.0
 WAITING_MAX = 16
-"""Bound on concurrent callers of `answers`."""
+"""Maximum number of concurrent callers of `answers`."""
 LATE_S = 0.5
-"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
+"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: the timeout starts
 again."""
 
 
@@ -77,7 +77,7 @@ class Heartbeat:
         """Record that something was received."""
         if self._is_ping_pending:
             self._is_ping_pending = False
-            self._schedule(self._every_s, self._send_ping)  # not at the check of this one: each timer wakes the agent
+            self._schedule(self._every_s, self._send_ping)  # not combined with the check: each timer wakes the agent
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(True)

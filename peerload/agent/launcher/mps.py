@@ -1,8 +1,8 @@
-"""MPS: a control daemon of NVIDIA's Multi-Process Service for each GPU whose tasks share it so, run as the user of the tasks.
+"""MPS: a control daemon of NVIDIA's Multi-Process Service for each GPU that tasks share by it, run as the user of the tasks.
 
-off → starting → up → off, when no task has needed it for IDLE_S; failed: it could not be started, or a server has ended under its
-clients, for a time that grows with each failure in a row (BACKOFF_S). The daemon is kept by a process of the launcher's
-(`launcher/mps_keeper.py`), which outlives this agent; the next one goes on with it. The compute mode of a card is never changed.
+States: off → starting → up → off, when no task has needed it for IDLE_S; failed: it could not be started, or a server has ended
+with clients, for a time that grows with each successive failure (BACKOFF_S). A process of the launcher keeps the daemon
+(`launcher/mps_keeper.py`) and outlives this agent; the next agent adopts it. The compute mode of a GPU is never changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOOK_S = 2.0
 LOOK_S_MAX = 4.0
 POLL_S = 0.05
 WITHOUT_LOOKS = 2
-"""Looks in a row at which a task used its GPU and was no client: it runs without MPS, which CUDA does not say."""
+"""Number of successive checks in which a task used its GPU without being a client: it runs without MPS, unreported by CUDA."""
 BACKOFF_S = (60.0, 300.0, 1800.0)
 STATE_BYTES_MAX = 1 << 20
 
@@ -59,7 +59,7 @@ Place = Annotated[str, Meta(pattern=r"^/[!-~]{1,200}\Z")]
 
 
 class KeeperState(msgspec.Struct, frozen=True):
-    """State of a daemon as its keeper reported it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is
+    """State of a daemon as reported by its keeper (`launcher/mps_keeper.py`). The keeper runs as a user, so none of it is
     trusted."""
 
     device: Annotated[str, Meta(max_length=128)]
@@ -75,7 +75,7 @@ NO_STATUS = KeeperState("")
 
 
 class _Daemon:
-    """A daemon and its keeper. ready: why it could not be started, "" if it was. used_s: when a task last needed it."""
+    """A daemon and its keeper. ready: reason why it could not be started, "" if it was. used_s: last time of need by a task."""
 
     def __init__(self, key: str, device: str, owner: str) -> None:
         self.key, self.device, self.owner = key, device, owner
@@ -86,7 +86,7 @@ class _Daemon:
 
 
 class MpsDaemons:
-    """The daemons of one agent, one for each GPU at most."""
+    """The daemons of one agent, at most one for each GPU."""
 
     PREFIX = MPS
 
@@ -111,7 +111,7 @@ class MpsDaemons:
         self._failures: dict[str, int] = {}
         self._owners = ProcessOwners()
         self._without: dict[str, int] = {}
-        """Successive looks at which an attempt used its GPU and was not an MPS client, by attempt."""
+        """Number of successive checks in which an attempt used its GPU without being an MPS client, by attempt."""
 
     def _held(self, key: str) -> tuple[DeviceState, DeviceGrant] | None:
         """The GPU that this attempt has under MPS, and its grant."""
@@ -128,12 +128,12 @@ class MpsDaemons:
     # -- before the start ----------------------------------------------------------------------------------------------
 
     def is_awaited(self, key: str) -> bool:
-        """True if an attempt is to run under MPS, and its daemon does not run yet."""
+        """True if an attempt has to run under MPS, and its daemon does not run yet."""
         daemon = self._of(key)
         return self._held(key) is not None and (daemon is None or not daemon.status.places)
 
     async def start(self, action: SpawnTask) -> str:
-        """Start the daemon for an attempt, or wait for it → why the attempt cannot start now, "" if it can."""
+        """Start the daemon for an attempt, or wait for it → the reason why the attempt cannot start now, "" if it can."""
         held = self._held(action.key)
         if held is None:
             return ""
@@ -141,7 +141,7 @@ class MpsDaemons:
         why = await asyncio.shield(daemon.ready)
         if why and action.spec.request.gpu_share is not GpuShare.MPS:
             while self._held(action.key) is not None:
-                await next_tick(POLL_S)  # the core learns of the failure later
+                await next_tick(POLL_S)  # the core is notified of the failure later
             return ""
         return why
 
@@ -166,7 +166,7 @@ class MpsDaemons:
         extra = {b"CUDA_VISIBLE_DEVICES": state.device.name.encode(), b"CUDA_DEVICE_ORDER": b"PCI_BUS_ID"}
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:  # such as a full disk
+        except OSError as error:  # for example, a full disk
             self._failed(daemon, f"{self._directory} cannot be made: {error.strerror}", is_fault=False)
             return daemon
         self._launcher.spawn(
@@ -186,7 +186,7 @@ class MpsDaemons:
             self._stop(daemon)
 
     def variables(self, key: str) -> dict[str, str]:
-        """The variables with which an attempt finds its daemon; {} without."""
+        """The variables with which an attempt finds its daemon; {} without a daemon."""
         daemon = self._of(key)
         return {str(name): place for name, place in daemon.status.places.items()} if daemon is not None else {}
 
@@ -205,7 +205,7 @@ class MpsDaemons:
                     self._check(daemon)
 
     def _read_status(self, key: str) -> KeeperState:
-        """The state in the file of a keeper; NO_STATUS also while it is being written."""
+        """The state in the file of a keeper; NO_STATUS while the file is incomplete."""
         try:
             with self._file(key).open("rb") as file:
                 return _decoder.decode(file.read(STATE_BYTES_MAX))
@@ -234,7 +234,7 @@ class MpsDaemons:
         return [key for key, grant in grants if grant.mode is DeviceMode.MPS and grant.ask.owner == daemon.owner]
 
     def _check(self, daemon: _Daemon) -> None:
-        """End a daemon that no task needs, and report tasks that run without it."""
+        """End a daemon that no task needs, and report tasks that run without MPS."""
         keys = self._grants(daemon)
         self._without = {key: number for key, number in self._without.items() if key in self._node.ledger.running}
         if keys:
@@ -256,7 +256,7 @@ class MpsDaemons:
                 self._event_log.record("gpu", "mps-unused", reason=f"{key} uses {self._name(daemon)} without MPS")
 
     def is_client(self, key: str) -> bool | None:
-        """True if an attempt is a client of its daemon; None if it is to run without, or has not used its GPU yet."""
+        """True if an attempt is a client of its daemon; None if it needs no daemon, or has not used its GPU yet."""
         return None if key not in self._without else self._without[key] < WITHOUT_LOOKS
 
     async def look(self, key: str) -> None:
@@ -311,7 +311,7 @@ class MpsDaemons:
         """Adopt the keepers of an earlier agent."""
         for daemon in list(self._by_device.values()):
             if daemon.key not in running:
-                self.event_received(TaskLost(daemon.key, "the launcher went away"))
+                self.event_received(TaskLost(daemon.key, "the launcher was lost"))
         for key in running - {daemon.key for daemon in self._by_device.values()}:
             status = self._read_status(key)
             daemon = _Daemon(key, status.device, status.owner)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit
 
 TAIL_BYTES_MAX = 64 << 10
-"""Bytes of the end of stderr that are searched."""
+"""Number of bytes at the end of stderr that are searched."""
 STDERR = 2
 _NO_ROOM = re.compile(rb"No space left on device|Disk quota exceeded")
 """Messages of the system for ENOSPC and EDQUOT."""
@@ -42,8 +42,8 @@ def reports_gpu_oom(stderr: bytes) -> bool:
 
 
 def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]], full: str = "") -> tuple[tuple[str, Exit], ...]:
-    """Exits with the shortage of GPU memory or disk space that the stderr of a failed attempt shows (whether
-    it had a GPU is not checked). full: the name of this node, if its disk is full and output may be lost. Reads files.
+    """The exits, with a shortage of GPU memory or disk space if the stderr of a failed attempt shows one (it is not checked
+    whether it had a GPU). full: the name of this node if its disk is full, so that output may be lost. Reads files.
     """
     return tuple((key, _without_room(spool, key, _with_shortage(spool, key, exit_), full)) for key, exit_ in ended)
 
@@ -57,12 +57,12 @@ def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
 
 
 def _without_room(spool: Spool, key: str, exit_: Exit, full: str) -> Exit:
-    """Add the reason that the disk was full, where nothing else is known."""
+    """Add the full disk as the reason, if there is no other one."""
     if exit_.reason or exit_.out_of or not exit_.started_at:
         return exit_
     how = "ended" if exit_.exit_code == 0 else how_it_ended(exit_)
     if full:
-        reason = f"{how}; the disk of {full} was full then: what it wrote may be missing"
+        reason = f"{how}; the disk of {full} was full then, so its output may be incomplete"
         return msgspec.structs.replace(exit_, reason=reason)
     if exit_.exit_code and not exit_.signal and exit_.stderr_bytes:
         match = _NO_ROOM.search(spool.read_tail(key, STDERR, TAIL_BYTES_MAX))

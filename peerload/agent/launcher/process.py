@@ -1,4 +1,4 @@
-"""The process of the launcher, seen by the agent: started in a session of its own, and watched until it is gone."""
+"""The process of the launcher, as the agent sees it: started in a new session, and watched until it has ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import peerload
 from peerload.launcher.protocol import ALREADY_RUNS
 
 GONE_S = 0.2
-"""Time for a launcher that closed the connection to end; after that it counts as running."""
+"""Time for a launcher to end after it has closed the connection; after that it counts as running."""
 
 
 class LauncherProcess:
-    """The launcher in ``directory``. An earlier agent may have started it. files_max: its limit of open files, 0 = the
-    agent's. store: the id of the database that it starts tasks for. cores: it enforces them as far as possible."""
+    """The launcher in ``directory``. An earlier agent may have started it. files_max: its limit of open files, 0 = that of the
+    agent. store: the id of the database whose tasks it starts. cores: it enforces CPU shares as far as possible."""
 
     serves_node = ""
     """The launcher belongs to one agent."""
@@ -32,7 +32,7 @@ class LauncherProcess:
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start a launcher. Not for the loop's thread: it takes milliseconds, with a large heap more."""
+        """Start a launcher. Not for the loop's thread: it takes milliseconds, and more with a large heap."""
         limit = _limit(self._files_max) if self._files_max else ""
         self.detach()
         self._popen = subprocess.Popen(
@@ -49,7 +49,7 @@ class LauncherProcess:
         )
 
     def detach(self) -> None:
-        """Forget the process: it is meant to outlive the agent, and Popen would warn about that."""
+        """Forget the process: it has to outlive the agent, and Popen would warn about that."""
         if self._popen is not None and self._popen.poll() is None:
             self._popen.returncode = 0
 
@@ -58,11 +58,11 @@ class LauncherProcess:
         return self._popen.poll() if self._popen is not None else None
 
     def has_failed(self) -> bool:
-        """True if the process started here has failed, other than because another launcher is there already."""
+        """True if the process started here has failed, unless the reason was another running launcher."""
         return self.exit_code() not in {None, ALREADY_RUNS}
 
     def wait(self, seconds_max: float | None = None) -> None:
-        """Return when the process started here has ended, or after that long."""
+        """Return when the process started here has ended, or after ``seconds_max``."""
         if self._popen is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(seconds_max)
@@ -77,8 +77,8 @@ class LauncherProcess:
 
 
 class LauncherService(LauncherProcess):
-    """A launcher that a service runs for all users: it is waited for, but neither started nor ended. serves_node: the node of
-    the agent."""
+    """A launcher that a service runs for all users: the agent waits for it, but neither starts nor ends it. serves_node: the node
+    of the agent."""
 
     def __init__(self, directory: Path, serves_node: str) -> None:
         super().__init__(directory)
@@ -89,11 +89,11 @@ class LauncherService(LauncherProcess):
 
     def last_log_line(self) -> str:
         """The reason why the launcher of a service may not answer."""
-        return f"nobody listens in {self.directory}; it is run by peerload-launcher.service"
+        return f"no launcher listens in {self.directory}; peerload-launcher.service has to run it"
 
 
 def command_line(module: str, flags: list[str], first: str = "") -> list[str]:
-    """The command line of a launcher that loads nothing but itself. first: code to run before."""
+    """The command line of a launcher that loads only itself. first: code to run before."""
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
     code = f"{first}import sys; sys.path[:0] = {places!r}; from peerload.launcher.{module} import main; main()"
@@ -101,7 +101,7 @@ def command_line(module: str, flags: list[str], first: str = "") -> list[str]:
 
 
 def _limit(files_max: int) -> str:
-    """Code that sets the limit of open files in the new process; code between fork and exec would make starting slow."""
+    """Code that sets the limit of open files in the new process; code between fork and exec would slow down the start."""
     name = "resource.RLIMIT_NOFILE"
     return f"import resource; resource.setrlimit({name}, ({files_max}, resource.getrlimit({name})[1])); "
 
@@ -135,7 +135,7 @@ def is_still_there(pid: int) -> bool:
 
 
 def wait_gone(pid: int, seconds_max: float) -> None:
-    """Return when a process has ended, or after that long. It need not be a child."""
+    """Return when a process, which may be no child, has ended, or after ``seconds_max``."""
     try:
         pidfd = os.pidfd_open(pid)
     except (ProcessLookupError, OSError):

@@ -1,14 +1,14 @@
-"""Output of tasks on its way: followed here, served to the home of a task, fetched from the node that runs it; and backpressure.
+"""Transfer of task output: followed here, served to the home of a task, fetched from the node that runs it; and backpressure.
 
 There is one mechanism. A follower reads the files of a task in this node's spool. While the task runs elsewhere, a
-*mirror* writes what arrives from there into the same files. So `run`, `logs -f` and the recording of a result all read
-one place, and a mirror that was started for a follower serves the result, too.
+*mirror* writes the output of that node into the same files. So `run`, `logs -f` and the recording of a result all read
+the same files, and a mirror that was started for a follower serves the result, too.
 
-A task that somebody reads as it writes waits for a reader that is far behind, as a pipe would make it wait: its output goes
-into files of which only so much is kept, so a writer faster than its reader would lose the middle of what it wrote. So while
-whoever ran it in the foreground is more than FAR_BYTES behind, its processes are stopped (SIGSTOP), and go on (SIGCONT) when
-it is within NEAR_BYTES. A task that runs elsewhere is held back there: its output is taken over no faster than it is read
-here, and its node stops it in the same way. Who is told of a signal of its user is not held back any more.
+A task whose output is followed waits for a reader that is far behind, as it would with a pipe. Its output goes into files
+of limited size, so a task that is faster than its reader would lose the middle of its output. Therefore, while
+the client that ran it in the foreground is more than FAR_BYTES behind, its processes are stopped (SIGSTOP). They continue (SIGCONT)
+when the client is within NEAR_BYTES. For a task that runs elsewhere, its output is fetched only as fast as it is read
+here, and its node stops it in the same way. A task that gets a signal from its user is no longer stopped.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 FAR_BYTES = 32 << 20
 NEAR_BYTES = 16 << 20
 """High and low mark: a task waits for a reader of either stream that is more than the first behind, until it is
-within the second. What the task writes before it is stopped comes on top; together that is less than what is kept
+within the second. The output before the stop takes effect comes on top; the sum is less than what is kept
 for a reader (FOLLOWED_BYTES_MAX, halved)."""
 LOOK_EVERY_S = 0.005
-"""Shortest interval between two looks at the files while they grow."""
+"""Minimum interval between two checks of growing files."""
 RETURN_S_MAX = 90.0
-"""Longest time for which a task waits for a home that does not read any more: a `run` and its home have given up by then."""
+"""Maximum time that a task waits for a home that has stopped reading: by then, a `run` and its home have given up."""
 HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIGTSTP, signal.SIGSTOP))
 """Signals that do not ask a process to end."""
 
 
 class AwaitedReader:
-    """A reader that a task waits for, and how much of each stream it has read. is_awaited: the task waits for it
-    whoever else reads."""
+    """A reader that a task waits for, and the number of bytes of each stream that it has read. is_awaited: the task waits
+    for it regardless of other readers."""
 
     __slots__ = ("is_awaited", "read")
 
@@ -65,7 +65,7 @@ class AwaitedReader:
 
 
 class _Held:
-    """An attempt with readers that it waits for."""
+    """State of an attempt that waits for its readers."""
 
     __slots__ = ("changed", "is_free", "is_stopped", "readers", "room")
 
@@ -81,11 +81,11 @@ class SignalSender(Protocol):
     """Sends signals to the processes of attempts: the launcher."""
 
     def signal(self, key: str, number: int, /) -> None:
-        """Send a signal to the processes of an attempt that runs here; do nothing for others."""
+        """Send a signal to the processes of an attempt that runs here; do nothing for other attempts."""
 
 
 class OutputBackpressure:
-    """The attempts of one agent with readers that they wait for, by execution key."""
+    """The attempts of one agent that wait for readers, by execution key."""
 
     def __init__(self, spool: Spool, launcher: SignalSender) -> None:
         self._spool = spool
@@ -96,9 +96,9 @@ class OutputBackpressure:
     async def reader(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncIterator[AwaitedReader]:
-        """Context manager in which the task waits for this reader; it goes on when the last reader has left.
-        All awaited readers count. Without one, the foremost reader counts, so that a mere observer does not
-        stop what another reads."""
+        """Context manager in which the task waits for this reader; the task continues when the last reader has left.
+        All awaited readers count. Without any, only the foremost reader counts, so that a mere observer does not
+        stop the output of another."""
         reader = AwaitedReader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)
@@ -121,7 +121,7 @@ class OutputBackpressure:
             self._go_on(key, held)
 
     def signalled(self, key: str, number: int) -> None:
-        """Release the attempt, because its user has sent it a signal, which a stopped process would not take."""
+        """Release the attempt, because its user has sent it a signal, which a stopped process would not handle."""
         if number not in HARMLESS:
             self.release(key)
 
@@ -132,20 +132,20 @@ class OutputBackpressure:
             self._go_on(key, held)
 
     def adopt(self, keys: Iterable[str]) -> None:
-        """Continue these attempts, which run since before this agent was started: the agent before it may have
-        stopped them."""
+        """Continue these attempts, which were running before this agent started: the earlier agent may have stopped
+        them."""
         for key in keys:
             if max(self._spool.sizes(key)) > NEAR_BYTES:
                 self._launcher.signal(key, signal.SIGCONT)
 
     async def room(self, key: str) -> None:
-        """Return when more of the output of this attempt, which runs elsewhere, may come here."""
+        """Return when more output of this attempt, which runs elsewhere, may be fetched."""
         while (held := self._held.get(key)) is not None and not held.is_free and self._behind(key, held) > FAR_BYTES:
             held.room.clear()
             await held.room.wait()
 
     async def _watch(self, key: str, held: _Held) -> None:
-        """Stop the task as soon as it is too far ahead."""
+        """Stop the task when it is too far ahead of its readers."""
         with self._spool.watched(key, held.changed.set):
             while not held.is_free:
                 held.changed.clear()
@@ -175,14 +175,14 @@ class OutputBackpressure:
 log = logging.getLogger("peerload.output")
 
 ENDS_KEPT_MAX = 4096
-"""Bound on the ended attempts whose sizes are remembered for late followers."""
+"""Maximum number of ended attempts whose sizes are remembered for late followers."""
 CUT_EVERY_BYTES = 16 << 20
 """Number of fetched bytes after which a copy is cut to its limit."""
 COPY_AGAIN_S = 5.0
-"""Delay before a copy that broke off is made again while the task runs."""
+"""Delay before an interrupted copy is resumed while the task runs."""
 SILENCE_S_MAX = 30.0
-"""Longest time without progress of an output on its way home; then the copy is given up. The result is repeated, and
-its output requested again from where it broke off."""
+"""Maximum time without progress of an output on its way home, after which the copy is abandoned. The result is sent again,
+and its output is requested again from the same offset."""
 
 
 class TaskOutputs:
@@ -191,7 +191,7 @@ class TaskOutputs:
     def __init__(
         self, spool: Spool, node: Node, links: PeerLinks, launcher: SignalSender, counters: collections.Counter[str]
     ) -> None:
-        """links: to the nodes that output is fetched from; launcher: stops attempts that run here, and lets them continue."""
+        """links: to the nodes that output is fetched from; launcher: stops and continues attempts that run here."""
         self._spool = spool
         self._links = links
         self._counters = counters
@@ -201,15 +201,15 @@ class TaskOutputs:
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: BoundedDict[str, tuple[int, int]] = BoundedDict(ENDS_KEPT_MAX)
         self.served: collections.Counter[str] = collections.Counter()
-        """Attempts here whose outputs their homes read now: how often."""
+        """Attempts here whose outputs their homes are reading → number of readers."""
         self._work: set[asyncio.Task[None]] = set()
         self._waits: dict[str, asyncio.Task[None]] = {}
-        """Waits of attempts here for homes that do not read any more: one each, or a home that comes and goes would pile them up."""
+        """Waits of attempts here for homes that have stopped reading: one for each, also if a home reconnects often."""
         self._is_closed = False
 
     def adopt(self, running: Running, executions: Iterable[ExecutionRecord]) -> None:
-        """Take over the attempts that ran before this agent was started. Those ``executions`` that a `run` of another home may read wait
-        for that home as after a broken connection: it asks for the output again as soon as it has noticed."""
+        """Take over the attempts that ran before this agent started. Those ``executions`` that a `run` of another home may read
+        wait for that home as after a broken connection: it will request the output again."""
         keys = [run[0] for run in running]
         self.backpressure.adopt(keys)
         alive = set(keys)
@@ -224,7 +224,7 @@ class TaskOutputs:
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
         """Follow as `follow` does, while the task waits for this reader (is_awaited: see
-        `OutputBackpressure.reader`). A piece counts as read when the next is asked for."""
+        `OutputBackpressure.reader`). A piece counts as read when the next one is requested."""
         async with (
             self.backpressure.reader(
                 key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited
@@ -239,8 +239,8 @@ class TaskOutputs:
     async def follow(
         self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """(stream, offset, data) of an attempt's files here, up to the sizes ``end``; without it as they grow, until
-        the attempt has ended and all was read."""
+        """Yield (stream, offset, data) of an attempt's files here, up to the sizes ``end``; without ``end``, as they grow,
+        until the attempt has ended and everything was read."""
         follower = Follower(self._spool, key, stdout_from, stderr_from)
         self._followers.setdefault(key, set()).add(follower)
         try:
@@ -259,7 +259,7 @@ class TaskOutputs:
                     del self._followers[key]
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
-        """Set the final sizes of an attempt: no more will come."""
+        """Set the final sizes of the output of an attempt."""
         self.backpressure.release(key)
         self._ends[key] = (stdout_bytes, stderr_bytes)
         for follower in self._followers.get(key, ()):
@@ -270,8 +270,8 @@ class TaskOutputs:
             self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
     def remote_attempts_gone(self) -> None:
-        """End the outputs of attempts of other homes that are gone without an end of their own (they died or were
-        given back)."""
+        """End the outputs of attempts of other homes that are gone without an end of their own (they were lost or given
+        back)."""
         remotes = self._node.executor.remote_tasks
         for key in [key for key in self.served if key not in remotes and key not in self._ends]:
             self.ended(key, *self._spool.sizes(key))
@@ -279,8 +279,8 @@ class TaskOutputs:
     # -- to its home ---------------------------------------------------------------------------------------------------
 
     async def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
-        """The output of a remote task, for its home alone. It ends without OutputEnd if this agent is short of
-        descriptors or memory: its home asks again."""
+        """The output of a remote task, for its home alone. Without OutputEnd, this agent is short of descriptors or
+        memory: the home asks again."""
         key = execution_key(request.uid, request.attempt)
         remote = self._node.executor.remote_tasks.get(key)
         if remote is None or remote.home != src or remote.phase is RemotePhase.RESERVED:
@@ -312,13 +312,13 @@ class TaskOutputs:
                 self._hold(key, *sent)
 
     def _hold(self, key: str, stdout_from: int, stderr_from: int) -> None:
-        """Begin to wait for the home of an attempt."""
+        """Make an attempt wait for its home."""
         if key in self._waits:
             self._waits[key].cancel()
         self._waits[key] = self._start(self._wait_for_home(key, stdout_from, stderr_from))
 
     async def _wait_for_home(self, key: str, stdout_from: int, stderr_from: int) -> None:
-        """Hold an attempt back for its home, which has read so far and is expected to go on."""
+        """Make an attempt wait for its home, which has read up to these offsets and is expected to continue."""
         try:
             async with self.backpressure.reader(key, stdout_from, stderr_from, runs_here=True):
                 await asyncio.sleep(RETURN_S_MAX)
@@ -331,7 +331,7 @@ class TaskOutputs:
     def mirror(
         self, node: str, task: str, uid: bytes, attempt: int, key: str, *, paced: bool = False
     ) -> asyncio.Task[OutputEnd]:
-        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time.
+        """Copy the output of an attempt on another node into this spool as it arrives; at most one copy at a time.
         paced: the task waits for its reader here."""
         running = self._mirrors.get(key)
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
@@ -343,7 +343,7 @@ class TaskOutputs:
     async def keep_mirrored(
         self, node: str, task: str, uid: bytes, attempt: int, key: str, *, paced: bool, runs: Callable[[], bool]
     ) -> None:
-        """Copy the output as `mirror` does until the copy is whole; after one that broke off again, while the task ``runs``."""
+        """Copy the output as `mirror` does until the copy is complete; resume an interrupted copy while the task ``runs``."""
         while True:
             copy = self.mirror(node, task, uid, attempt, key, paced=paced)
             await asyncio.wait({copy})
@@ -360,7 +360,7 @@ class TaskOutputs:
             log.info("cannot fetch output: key=%s error=%s", key, error)
 
     async def copy_now(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> None:
-        """Fetch the output so far, unless a mirror copies it already."""
+        """Fetch the output so far, unless a mirror already copies it."""
         if key not in self._mirrors:
             await self._mirror(node, task, uid, attempt, key, follow=False)
 
@@ -383,12 +383,12 @@ class TaskOutputs:
                 uncut_bytes = 0
                 await asyncio.to_thread(spool.cut, key, bytes_max)
             await self.backpressure.room(key)
-        raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
+        raise PeerloadError(f"the copy of the output of {task} was interrupted", why=f"{node} closed the connection")
 
     async def bring_home(self, action: FetchOutput) -> tuple[str, tuple[int, int]]:
-        """Fetch all that the node can give, durably → an error or "", known SILENCE_S_MAX after the last piece at
-        the latest; and the number of missing bytes of stdout and stderr."""
-        self.backpressure.release(action.key)  # the end of a task is not to wait for who reads it
+        """Fetch all available output from the node, durably → an error or "", at the latest SILENCE_S_MAX after the last
+        piece; and the number of missing bytes of stdout and stderr."""
+        self.backpressure.release(action.key)  # the end of a task must not wait for its readers
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)
@@ -408,26 +408,26 @@ class TaskOutputs:
         return "", missing
 
     async def _arrival(self, mirror: asyncio.Task[OutputEnd], action: FetchOutput) -> None:
-        """Return when the copy is whole. Raises what it raises, or PeerloadError if nothing comes any more."""
+        """Return when the copy is complete. Raises the errors of the copy, or PeerloadError if no more data arrives."""
         here = self._spool.sizes(action.key)
         while not (await asyncio.wait({mirror}, timeout=SILENCE_S_MAX))[0]:
             before, here = here, self._spool.sizes(action.key)
             if here == before:
                 mirror.cancel()
                 await asyncio.wait({mirror})
-                why = f"nothing came for {SILENCE_S_MAX:g} s"
-                raise PeerloadError(f"the output of {action.task} broke off", why=why)
+                why = f"no data for {SILENCE_S_MAX:g} s"
+                raise PeerloadError(f"the copy of the output of {action.task} was interrupted", why=why)
         if mirror.cancelled():
-            raise PeerloadError(f"the output of {action.task} broke off", why="the copy was stopped")
+            raise PeerloadError(f"the copy of the output of {action.task} was interrupted", why="the copy was stopped")
         mirror.result()
 
     async def cut(self, key: str) -> None:
-        """Cut the output of an ended attempt to its limit; while it is being read, later."""
+        """Cut the output of an ended attempt to its limit, when it is no longer being read."""
         if not self.is_busy(key):
             await asyncio.to_thread(self._spool.cut, key)
 
     def cut_soon(self, key: str) -> None:
-        """Cut the output later, whatever becomes of the caller."""
+        """Cut the output in the background, even if the caller is cancelled."""
         self._start(self.cut(key))
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -437,8 +437,8 @@ class TaskOutputs:
         return task
 
     async def cut_old(self, now_s: float) -> None:
-        """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the
-        trusted date."""
+        """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the trusted
+        date."""
         for key in await asyncio.to_thread(self._spool.large, now_s - FOLLOWED_S_MAX):
             if not self._node.knows(key):
                 await self.cut(key)
@@ -448,7 +448,7 @@ class TaskOutputs:
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:
-        """End all copies and waits; homes that stop reading after this are not waited for: nobody could let their tasks go on."""
+        """End all copies and waits. Tasks no longer wait for homes after this, since no agent could continue them."""
         self._is_closed = True
         work = [*self._mirrors.values(), *self._work]
         for one in work:

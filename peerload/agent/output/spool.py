@@ -1,12 +1,12 @@
-"""Captured output on disk: two files an attempt, at the node that runs it and, when it has come home, at its home.
+"""Captured output on disk: two files for each attempt, at the node that runs it, and at its home when fetched.
 
     STATE/spool/<uid>-<attempt>.out, .err      scratch directories: STATE/scratch/<uid>-<attempt>
 
-Files may have holes: what the capture limit has cut out of the middle. Readers skip them (SEEK_DATA). `Follower` reads
-files that still grow; it is woken by the kernel (inotify), never by a clock.
+Files may have holes, where the capture limit has cut out the middle. Readers skip them (SEEK_DATA). `Follower` reads
+growing files; the kernel (inotify) wakes it up, not a timer.
 
-The files belong to tasks, which may do with them what they like: take away the right to read them, put a directory or
-a pipe in their place. What cannot be read is as if it were not there; it stops neither the agent nor who waits.
+The files belong to tasks, which may change them as they like: remove read permission, or put a directory or a
+pipe in their place. A file that cannot be read counts as absent; it blocks neither the agent nor a client.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ log = logging.getLogger("peerload.agent")
 
 PIECE_BYTES_MAX = 256 << 10
 OUTPUT_BYTES_MAX = 16 << 20
-"""Default bound on what is kept of one stream of a task."""
+"""Default limit of the bytes that are kept of one stream of a task."""
 FOLLOWED_BYTES_MAX = 256 << 20
-"""Bound on one stream of a task whose output is wanted in full (`TaskSpec.followed`), its first and its last half: a
+"""Limit of one stream of a task whose whole output is wanted (`TaskSpec.followed`), half of it from each end: a
 reader less than half of this behind misses nothing."""
 FOLLOWED_S_MAX = 3600.0
-"""Longest time that an output is kept in full after its last write."""
+"""Maximum time that an output is kept in full after its last write."""
 STREAMS = (1, 2)
 HELD_BEYOND_BYTES = 64 << 10
 _SUFFIX = {1: ".out", 2: ".err"}
@@ -57,7 +57,7 @@ _ENDINGS = (*_SUFFIX.values(), _INPUT, _SAVED)
 
 
 class Ranges(msgspec.Struct, frozen=True):
-    """Ranges of data (first, end) of a stream, up to ``end``; missing_bytes: the bytes before that which are cut
+    """Data ranges (first, end) of a stream, up to ``end``; missing_bytes: the bytes before ``end`` that were cut
     out."""
 
     ranges: tuple[tuple[int, int], ...]
@@ -66,7 +66,7 @@ class Ranges(msgspec.Struct, frozen=True):
 
 
 class Spool:
-    """The output files of one agent. Blocking calls that sync or write are for a thread."""
+    """The output files of one agent. Call the methods that sync or write in a thread."""
 
     def __init__(self, state: Path, output_bytes_max: int = OUTPUT_BYTES_MAX) -> None:
         """output_bytes_max: bound on one stream of an ended task."""
@@ -87,7 +87,7 @@ class Spool:
         return self.path(key, 1), self.path(key, 2)
 
     def names(self, key: str) -> tuple[str, str]:
-        """`paths` as they are written; to make a `Path` takes longer than to start a task may."""
+        """`paths` as strings: the creation of `Path` objects would take too long at the start of a task."""
         return f"{self._directory_name}/{key}{_SUFFIX[1]}", f"{self._directory_name}/{key}{_SUFFIX[2]}"
 
     def input_path(self, key: str) -> Path:
@@ -140,7 +140,7 @@ class Spool:
         sync(self.directory)
 
     def write_at(self, key: str, stream: int, offset: int, data: bytes) -> None:
-        """Write a piece at its place; the space between two pieces stays a hole. Raises OSError."""
+        """Write a piece at its offset; gaps between pieces stay holes. Raises OSError."""
         fd = os.open(self.path(key, stream), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _write_all(fd, data, offset)
@@ -161,12 +161,12 @@ class Spool:
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
     def saved_path(self, key: str) -> Path:
-        """The file with the progress of the files that a user wants the output of an attempt in."""
+        """The file with the progress of copying the output of an attempt into the user's files."""
         return self.directory / f"{key}{_SAVED}"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
-        """Data ranges of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if the
-        file does not exist. Raises OSError if descriptors or memory are short, and if the disk cannot be
+        """Data ranges of a stream from this offset on, up to ``size`` and with at most ``bytes_max`` bytes; none if the
+        file does not exist. Raises OSError if descriptors or memory are short, or if the disk cannot be
         read."""
         ranges: list[tuple[int, int]] = []
         at = first
@@ -185,7 +185,7 @@ class Spool:
                 except OSError as error:
                     if error.errno != errno.ENXIO:
                         raise
-                    start = last  # nothing more but a hole
+                    start = last  # only a hole follows
                 end = min(os.lseek(fd, start, os.SEEK_HOLE), last) if start < last else last
                 if start < end:
                     ranges.append((start, end))
@@ -196,7 +196,7 @@ class Spool:
 
     @contextlib.contextmanager
     def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
-        """Call ``call`` within this context whenever the output of an attempt grows."""
+        """Within this context, call ``call`` whenever the output of an attempt grows."""
         stop = self.watch(key, call)
         try:
             yield
@@ -204,21 +204,21 @@ class Spool:
             stop()
 
     def watch(self, key: str, call: Callable[[], None]) -> Callable[[], None]:
-        """Call ``call`` whenever the output of an attempt grows → the function that ends this."""
+        """Call ``call`` whenever the output of an attempt grows → a function that ends this."""
         inotify = self.inotify = self.inotify or Inotify(asyncio.get_running_loop(), self.directory)
         names = {path.name for path in self.paths(key)}
         inotify.add(names, call)
         return lambda: inotify.remove(names, call)
 
     def cut(self, key: str, bytes_max: int | None = None) -> None:
-        """Punch a hole into the middle of each stream of an attempt with more than ``bytes_max``; without it, with
-        more than is kept of an ended one."""
+        """Punch a hole into the middle of each stream of an attempt that exceeds ``bytes_max``; default: the limit of an
+        ended attempt."""
         for path in self.paths(key):
             Capture(os.fspath(path), bytes_max or self._output_bytes_max, OwnCredentials()).limit(self._holes)
 
     def large(self, before: float) -> list[str]:
-        """The attempts with more output than is kept of an ended one that have written nothing since ``before``
-        (Unix s)."""
+        """The attempts whose output exceeds the limit of an ended one, without a write since ``before`` (Unix
+        s)."""
         keys: dict[str, None] = {}
         with os.scandir(self.directory) as entries:
             for entry in entries:
@@ -234,11 +234,11 @@ class Spool:
 
     @property
     def _held_max(self) -> int:
-        """Disk use of a stream that was cut: its two ends, in whole blocks."""
+        """Maximum disk use of a stream that was cut: its two ends, in whole blocks."""
         return self._output_bytes_max + HELD_BEYOND_BYTES
 
     def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """Sync the outputs of these ended attempts and their names → the same attempts; where a stream is missing or
+        """Sync the outputs of these ended attempts and their names → the same attempts; if a stream is missing or
         short, with its real size and a reason. Raises OSError if descriptors or memory are short."""
         settled = tuple((key, self._settled(key, exit_)) for key, exit_ in ended)
         if any(exit_.stdout_bytes or exit_.stderr_bytes for _, exit_ in settled):
@@ -272,7 +272,7 @@ class Spool:
         return path
 
     def drop_scratch(self, key: str) -> bool:
-        """Put the scratch directory of an attempt aside → whether there is one, which is left to `remove_dropped`."""
+        """Move the scratch directory of an attempt aside for `remove_dropped` → True if there is one."""
         path = f"{self._scratch_name}/{key}"
         try:
             os.lstat(path)
@@ -287,30 +287,30 @@ class Spool:
         return True
 
     def remove_dropped(self) -> None:
-        """Remove the files that were moved aside. It may be many files: for a thread."""
+        """Remove the files that were moved aside. There may be many: for a thread."""
         with contextlib.suppress(OSError):
             for path in list(self._dropped.iterdir()):
-                if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
+                if path.is_symlink():  # its task has put a link in its place: do not follow it
                     path.unlink()
                 else:
                     remove(path)
-            self._dropped.rmdir()  # unless there is more by now
+            self._dropped.rmdir()  # fails if there are new entries
 
 
 def remove(path: str | Path) -> None:
-    """Remove a file of a task, or anything that the task has put in its place; what cannot be removed stays."""
+    """Remove a file of a task, or anything that the task has put in its place. Errors are ignored."""
     try:
         os.unlink(path)  # noqa: PTH108 -- to make a `Path` takes longer
     except FileNotFoundError:
         return
-    except OSError:  # its task has made a directory of it
+    except OSError:  # its task has replaced it by a directory
         _remove_tree(Path(path))
 
 
 def _remove_tree(path: Path) -> None:
-    with contextlib.suppress(RecursionError):  # a thousand directories, one in the other
+    with contextlib.suppress(RecursionError):  # a thousand nested directories
         shutil.rmtree(path, ignore_errors=True)
-    if os.path.lexists(path):  # that, or directories without permission to write, as Go makes for its modules
+    if os.path.lexists(path):  # also directories without write permission, such as Go modules
         try:
             write_as_user.empty(os.fspath(path))
             path.rmdir()
@@ -319,10 +319,10 @@ def _remove_tree(path: Path) -> None:
 
 
 class Follower:
-    """(stream, offset, data) of an attempt's files from two offsets on, as they grow; holes are skipped.
+    """Yields (stream, offset, data) of an attempt's files from two offsets on, as they grow; holes are skipped.
 
-    Ends when `end` has told the final sizes and all up to them was read, as far as it can be read. One reader at a
-    time. Iterating raises OSError only for want of descriptors or memory.
+    Ends when `end` has set the final sizes and everything up to them was read, as far as possible. Only one reader at a
+    time. Iterating raises OSError only if descriptors or memory are short.
     """
 
     def __init__(self, spool: Spool, key: str, stdout_from: int = 0, stderr_from: int = 0) -> None:
@@ -353,14 +353,14 @@ class Follower:
                 while (piece := self._next(stream, end)) is not None:
                     read_any = True
                     yield stream, *piece
-                    await asyncio.sleep(0)  # a task that writes faster than this reads would keep the loop for itself
+                    await asyncio.sleep(0)  # a task that writes faster than this reads would starve the loop
             if end is not None and not read_any:
                 return
             if not read_any:
                 await self._changed.wait()
 
     def _next(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
-        """The next piece of a stream, None if there is none now."""
+        """The next piece of a stream; None if there is none now."""
         try:
             return self._read(stream, end)
         except OSError as error:
@@ -375,7 +375,7 @@ class Follower:
         try:
             offset = os.lseek(fd, self._offsets[stream], os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing (more) there
+            if error.errno == errno.ENXIO:  # no data from here on
                 return self._reopened(stream, end)
             raise
         size = PIECE_BYTES_MAX if end is None else min(PIECE_BYTES_MAX, end[stream] - offset)
@@ -389,8 +389,8 @@ class Follower:
         return offset, data
 
     def _reopened(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
-        """Open the file that has taken the name of this one (`Spool.keep` renames), and read from it; None if none
-        has."""
+        """Open the file that has replaced this one under its name (`Spool.keep` renames), and read from it; None if there is
+        none."""
         fd = self._files[stream]
         if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
             return None
@@ -407,8 +407,8 @@ def _size(path: Path) -> int:
 
 
 def open_output(path: Path) -> int:
-    """Open a captured file for reading; a right to read it that its task has removed is restored. Never blocks,
-    not even on a pipe. Raises OSError, also if it is not a file."""
+    """Open a captured file for reading; restores a read permission that its task has removed. Never blocks,
+    not even on a pipe. Raises OSError, also if it is not a regular file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags)
@@ -442,12 +442,12 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 BLOCK_BYTES = 64 << 10
-"""Read at a time."""
+"""Bytes read at a time."""
 
 
 def tail_start(path: Path, lines: int, end: int) -> int:
-    """The offset at which the last ``lines`` lines of what lies before ``end`` begin; one that is not ended by a newline
-    counts. What the capture limit has cut out is no line, and ends the one before it. 0 where the file is missing or
+    """The offset at which the last ``lines`` lines before ``end`` begin; a last line without a newline counts. A hole
+    ends the line before it, and is not a line itself. 0 if the file is missing or
     cannot be read. Blocks: for a thread."""
     try:
         fd = open_output(path)
@@ -470,7 +470,7 @@ def _start(fd: int, lines: int, end: int) -> int:
     while at > 0:
         before = max(at - BLOCK_BYTES, 0)
         first, after = _last_run(fd, before, at)
-        if first >= after:  # nothing but a hole
+        if first >= after:  # only a hole
             at = before
             continue
         block = os.pread(fd, after - first, first)
@@ -483,7 +483,7 @@ def _start(fd: int, lines: int, end: int) -> int:
             if not left:
                 return first + newline + 1
             stop = newline
-        if first > before:  # a hole lies before it: here a line begins
+        if first > before:  # a hole precedes it: a line begins here
             left -= 1
             if not left:
                 return first
@@ -493,7 +493,7 @@ def _start(fd: int, lines: int, end: int) -> int:
 
 
 def _last_run(fd: int, first: int, end: int) -> tuple[int, int]:
-    """The begin and the end of the last run of data in this range; twice ``end`` if there is none."""
+    """The start and the end of the last run of data in this range; twice ``end`` if there is none."""
     run = end, end
     at = first
     while at < end:
@@ -518,9 +518,9 @@ READ_BYTES = 64 << 10
 
 
 class Inotify:
-    """Calls back when a file of that name in the directory is written to, made or moved in.
+    """Calls back when a file with a registered name in the directory is written to, created or moved in.
 
-    The directory is watched only while somebody listens, so that an agent nobody follows sleeps.
+    The directory is watched only while there are listeners, so that an agent without followers sleeps.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, directory: Path) -> None:
@@ -569,7 +569,7 @@ class Inotify:
         while at < len(raw):
             _, mask, _, length = _HEADER.unpack_from(raw, at)
             at += _HEADER.size
-            if mask & IN_Q_OVERFLOW:  # too much at once: look at everything
+            if mask & IN_Q_OVERFLOW:  # events were lost: check everything
                 changed.update(self._listeners)
             else:
                 changed.add(raw[at : at + length].rstrip(b"\0").decode("utf-8", "replace"))

@@ -1,8 +1,8 @@
 """Changes of this node's address. Imported before the agent is (agent/main.py).
 
 A machine may get another address by a move to another network or a new DHCP lease. If `peerload join` or `invite` chose the
-address to listen at, another one is chosen when the machine does not have it any more, and the agent restarts in its
-process; tasks go on. An address from a flag, a variable or a file is left alone.
+address to listen at, another one is chosen when the machine no longer has it, and the agent restarts in its
+process; tasks continue. An address from a flag, a variable or a file is never changed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 CHECK_EVERY_S = 4.0
 PARSED_MAX = 64
 GONE_FOR = 2
-"""Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
+"""Number of successive checks that have to agree: an address is missing for a moment while its interface is configured."""
 
 _log = logging.getLogger("peerload.peer")
 
 
 def with_current_addresses(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
-    """The settings; if the address that joining chose is gone, with another address of this machine."""
+    """The settings, with another address of this machine if the one that joining chose is gone."""
     address = _moved(config, origins, config.peer)
     if not address:
         return config
@@ -85,7 +85,7 @@ class AddressWatch:
                 )
 
     def _seen_otherwise(self) -> str:
-        """The address where a node that listens at every address is found now, if it is not the published one; else
+        """The current address of a node that listens at every address, if it differs from the published one; otherwise
         empty."""
         config, published = self._info.config, self._info.identity.address
         ip = _ip(config.listen)
@@ -99,7 +99,7 @@ class AddressWatch:
 
 
 def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
-    """The address to listen at if the one that joining chose is gone and there is another; else empty."""
+    """The new address to listen at if the one that joining chose is gone and there is another; otherwise empty."""
     if origins.get("listen", "").rpartition("/")[2] != node_identity_file.NAME or not is_absent(config.listen):
         return ""
     ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
@@ -111,7 +111,7 @@ def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str
 
 
 def _towards(host: str) -> str:
-    """The source address of packets to that host; empty without a route."""
+    """The source address of packets to this host; empty without a route."""
     try:
         return source_address(host)
     except OSError:
@@ -119,7 +119,7 @@ def _towards(host: str) -> str:
 
 
 def _free(host: str, port: int) -> int:
-    """``port`` if it is free at ``host``, else 0."""
+    """``port`` if it is free at ``host``, otherwise 0."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
@@ -139,7 +139,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _save(config: AgentConfig, address: str) -> str:
-    """Write the address down for the next start → the reason why that failed, or ""."""
+    """Save the address for the next start → the reason why this failed, or ""."""
     try:
         found = node_identity_file.read(Path(config.state))
         if found is not None:

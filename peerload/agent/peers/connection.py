@@ -71,15 +71,15 @@ READ_BYTES = 16 << 10
 FLUSH_BYTES = 256 << 10
 """Gathered frames of this size are written at once."""
 BUFFERED_BYTES_MAX = 1 << 20
-"""High-water mark of the transport's buffer: above it nothing more is handed to the transport until it has drained."""
+"""High-water mark of the transport's buffer: above it, no more data is handed to the transport until it has drained."""
 STALLED_S = 20.0
-"""A peer that reads nothing for so long while this node has something to write is disconnected."""
+"""Time without reading after which a peer is disconnected while this node has data to write."""
 STREAM_STALLED_S = 600.0
 """Limit for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
 """Limit for a forwarded request, whose answer may be read in a pager."""
 MESSAGES_PER_S_MAX = 20_000
-"""A peer that sends more messages is not read again before the next second."""
+"""Maximum number of messages a second; after more, the peer is not read again before the next second."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_EVERY_S = 5
 KEEPALIVE_COUNT = 3
@@ -291,7 +291,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The peer has caught up with reading."""
         self.paused = False
         self._drained.set()
         if self._stalled is not None:
@@ -875,7 +875,7 @@ def backoff_s(failures: int) -> float:
 
 BACKLOG_MESSAGES_MAX = 20_000
 BACKLOG_BYTES_MAX = 64 << 20
-"""Bounds for one node: above either its links are not read until half of the backlog has been handled."""
+"""Limits for one node: above either, its links are not read until half of the backlog has been handled."""
 CHECK_EVERY_S = 0.02
 """Interval of the checks while a node is paused."""
 _BACKLOG = "the core has not handled its messages"

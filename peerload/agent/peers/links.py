@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 PEERS_MAX = 1000
 IDLE_S = 60.0
-"""A link over which nothing but MEMBERSHIP_MESSAGES went for so long is idle."""
+"""Time without other messages than MEMBERSHIP_MESSAGES after which a link is idle."""
 QUIET_S = 5.0
 """A link over which anything went within this stays open; one over which tasks did takes advice, too."""
 IDLE_KEPT_MAX = 16
-"""Idle links that stay open: those used last."""
+"""Maximum number of idle links that stay open, the most recently used ones."""
 IDLE_CHECK_S = 15.0
 COPY_DIALS_MAX = 4
-"""Dials of an address at which a copy of this agent is said to be: any member can make one up."""
+"""Maximum number of dials of the reported address of a copy of this agent: any member can invent one."""
 MEMBERSHIP_MESSAGES = (
     messages.Hello,
     messages.Leaving,
@@ -79,7 +79,7 @@ MEMBERSHIP_MESSAGES = (
     messages.Sync,
     messages.WrongBoot,
 )
-"""Messages about who is there; any other message means that the link is in use."""
+"""Messages about membership; any other message means that the link is in use."""
 IDLE = "it was not in use"
 
 _log = logging.getLogger("peerload.peer")

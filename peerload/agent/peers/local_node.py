@@ -1,9 +1,9 @@
 """Local node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and duplicates of its
 name.
 
-An agent that is refused because another has its name ends if it started less than NEWCOMER_S ago and never had a task, so
-that nothing is lost. Any other stays, cut off from the peers that refuse it, and reports that: no peer's word ends an agent
-that is at work. Of two agents with copies of one state directory, which have proven that to each other, the younger ends.
+If an agent is refused because another has its name, it ends if it started less than NEWCOMER_S ago and never had a task, so
+that nothing is lost. Otherwise it stays, isolated from the peers that refuse it, and reports this: no message of a peer can end a
+working agent. Of two agents with copies of one state directory, which have proven that to each other, the younger one ends.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LocalNode:
         self._node.state.identity = self._info.identity
 
     def sealer(self, purpose: str) -> Sealer:
-        """A sealer of this start for one purpose; to be made once for each."""
+        """A sealer of this start for one purpose; make only one for each purpose."""
         node, boot = self.identity.node, self.identity.boot
         return self._keyring.add(Sealer(self.cluster.key, self.cluster.id, node, boot, purpose=purpose))
 
@@ -101,12 +101,12 @@ class LocalNode:
         return [peer.identity for peer in self._node.membership if peer.state is PeerState.ALIVE]
 
     def reachable_peers(self) -> list[str]:
-        """The names of the peers that are alive or only suspected."""
+        """The names of the peers that are alive or suspected."""
         states = (PeerState.ALIVE, PeerState.SUSPECT)
         return [peer.identity.node for peer in self._node.membership if peer.state in states]
 
     def peer_addresses(self) -> Sequence[str]:
-        """The addresses of all known peers; empty ones, too."""
+        """The addresses of all known peers, including empty ones."""
         return [peer.identity.address for peer in self._node.membership]
 
 
@@ -115,7 +115,7 @@ def speed_file(config: AgentConfig) -> Path:
 
 
 def speed_of(config: AgentConfig) -> float | None:
-    """The configured speed of this node, else the measured one; None if there is neither."""
+    """The configured speed of this node, or else the measured one; None if there is neither."""
     return config.speed or stored_speed(speed_file(config))
 
 
@@ -146,7 +146,7 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
 
 
 def _mps_for(config: AgentConfig) -> Literal["", "home", "any"]:
-    """Tasks that this node runs under MPS. Guests have an account each, and MPS serves one user at a time."""
+    """Tasks that this node runs under MPS. Each guest has a separate account, and MPS serves one user at a time."""
     if gpu_config(config.gpu).mps == "off":
         return ""
     return "home" if config.mode == "system" and config.users == "guest" else "any"
@@ -156,7 +156,7 @@ NEWCOMER_S = 60.0
 HINT = "start this one with a name of its own:  peerload up --node NAME"
 COPY_NOTICE = "another agent with a copy"
 COPIES_REPORTED_MAX = 8
-"""Addresses of copies that are reported and dialled: any member can make up more."""
+"""Maximum number of addresses of copies that are reported and dialled: any member can invent more."""
 
 _log = logging.getLogger("peerload.agent")
 
@@ -171,8 +171,8 @@ class DuplicateNames:
     _events: EventLog
 
     def copy_proven(self, other: Identity, up_s: float) -> None:
-        """Another agent has proven, by its certificate, that it has this node's name, and it has this node's database, too:
-        both would run the same tasks. The younger of the two ends, with its tasks."""
+        """Another agent has proven, by its certificate, that it has this node's name, and it also has this node's database:
+        both would run the same tasks. The younger agent ends, with its tasks."""
         info = self._info
         what = (
             f"another agent with a copy of {info.config.state} runs at {other.address}; both would run the same tasks"
@@ -188,7 +188,7 @@ class DuplicateNames:
 
     def copy_reported(self, other: Identity) -> bool:
         """A message over the broker claims to come from an agent with this node's name and database; any member can send
-        that. Returns whether its address is to be dialled, where a certificate proves its name (`copy_proven`)."""
+        that. → True if its address should be dialled, where a certificate would prove its name (`copy_proven`)."""
         info = self._info
         notice = (
             f"{COPY_NOTICE} of {info.config.state} runs at {other.address or 'an unknown address'}, says the broker;"

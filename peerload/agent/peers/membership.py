@@ -1,11 +1,11 @@
 """The agent's side of membership: listening, the UDP socket of gossip, and the members of the last start.
 
-The core decides who is alive. Here are the ports (links and gossip share one number), the watch for stalls of the agent
-itself, and the address file, by which an agent that was killed finds its peers again after any time, and they find it at its
-last port, although no port was configured. The file is a hint: one that is lost or wrong costs time, never a task.
+The core decides which members are alive. This file has the ports (links and gossip share one number), the watch for stalls of the
+agent itself, and the address file. By this file, a killed agent finds its peers again after any time, and they find it at its
+last port, even if no port was configured. The file is a hint: if it is lost or wrong, this costs time, but never a task.
 
-A datagram that cannot be opened or decoded is dropped and counted. One that cannot be sent is counted: to the protocol it
-is lost.
+A datagram that cannot be opened or decoded is dropped and counted. One that cannot be sent is counted, and is lost for the
+protocol.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ if TYPE_CHECKING:
 
 ADDRESS_FILE = "addresses"
 PORT_TRIES_MAX = 20
-"""Attempts to find a port that is free for TCP and UDP, where any will do."""
+"""Number of attempts to find a port that is free for TCP and UDP, if no port is configured."""
 SOURCE_S = 30.0
 """Time for which the source address of a node's last datagram is used instead of the address in its identity: behind address
-translation the two differ, and the way back closes when it is not used."""
+translation the two differ, and the translation expires without traffic."""
 WRITE_S = 1.0
-"""Delay of writing the address file after a change: a kill loses no more than that."""
+"""Delay of writing the address file after a change: a kill loses only the changes since then."""
 FACTS_MAX = 1000
 
 
 class PeerFacts(msgspec.Struct):
-    """Facts about one peer; all but the source of its last datagram are for `peerload doctor` alone.
+    """Facts about one peer; all but the source of its last datagram are only for `peerload doctor`.
 
-    met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never; address, boot:
-    from where, and of which start of it; clock_base_s: the date of its last Hello, less the boot clock's time here, None: not known.
+    met_s: time of its first link or message (monotonic); datagram_s: time of its last datagram, None: never; address, boot: source
+    and start of the peer for that datagram; clock_base_s: the date in its last Hello, less the boot clock's time here, None: unknown.
     """
 
     met_s: float = msgspec.field(default_factory=time.monotonic)
@@ -89,7 +89,7 @@ class PeerFacts(msgspec.Struct):
     clock_base_s: float | None = None
 
     def clock_ahead_s(self) -> float | None:
-        """By how much its clock is ahead, if it has gone on evenly since its last Hello; a change of the clock here counts."""
+        """Lead of its clock, if it has run evenly since its last Hello; a change of the clock here counts."""
         at = now()
         return self.clock_base_s + at.boot_s - at.wall_s if self.clock_base_s is not None else None
 
@@ -125,7 +125,7 @@ class Members:
             lookups=links.lookups,
         )
         preset = node.state.config.gossip
-        self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once in probe_s
+        self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once within probe_s
         self._write_timer: asyncio.TimerHandle | None = None
         self._facts: BoundedDict[str, PeerFacts] = BoundedDict(FACTS_MAX)
 
@@ -139,12 +139,12 @@ class Members:
 
     @property
     def listens_at(self) -> str:
-        """The `HOST:PORT` where this node listens; the published address may be another."""
+        """The `HOST:PORT` where this node listens; the published address may differ."""
         return self._file.listen
 
     async def listen(self, owner: LinkOwner) -> str:
-        """Open both ports → the `HOST:PORT` that peers can dial. owner: receives what comes over the links. Where any port will
-        do, that of the last start is tried first, because peers may dial it. Raises ConfigError."""
+        """Open both ports → the `HOST:PORT` that peers can dial. owner: receiver of the links' messages. If no port is configured,
+        that of the last start is tried first, because peers may dial it. Raises ConfigError."""
         listen = self._info.config.listen
         host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
         try:
@@ -180,7 +180,7 @@ class Members:
         self._socket.send(action.node, self._source_of(action.node) or action.address, action.messages)
 
     def _source_of(self, node: str) -> str:
-        """The source address of the last datagram of this start of a node, if that was a moment ago; else empty."""
+        """The source address of the last datagram of this start of a node, if it is recent; otherwise empty."""
         facts = self._facts.get(node)
         if facts is None or facts.datagram_s is None or time.monotonic() - facts.datagram_s > SOURCE_S:
             return ""
@@ -188,7 +188,7 @@ class Members:
         return facts.address if identity is not None and identity.boot == facts.boot else ""
 
     def close(self, *, forget: bool = False) -> None:
-        """Close the gossip socket. ``forget``: the next start is to know no member."""
+        """Close the gossip socket. ``forget``: the next start must know no member."""
         self._lag.close()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -218,12 +218,12 @@ class Members:
     # -- the address file ----------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Plan to write the address file, because there is news about members."""
+        """Schedule a write of the address file, because members have changed."""
         if self._write_timer is None:
             self._write_timer = asyncio.get_running_loop().call_later(WRITE_S, self._write_addresses)
 
     def _write_addresses(self) -> None:
-        """Write down the members that have not left and are not shut out, and those of earlier starts that were not met yet."""
+        """Store the members that have not left and are not revoked, and members of earlier starts that were not met yet."""
         self._write_timer = None
         membership = self._node.membership
         met = {peer.identity.node: peer for peer in membership}
@@ -238,7 +238,7 @@ class Members:
         }
         self._file.set_peers([one for one in (*unmet, *present) if one.address], membership.waking.took_s, asleep, gone)
 
-    # -- facts for people ----------------------------------------------------------------------------------------------
+    # -- facts for users -----------------------------------------------------------------------------------------------
 
     def met(self, hello: Hello) -> None:
         self.changed()
@@ -257,20 +257,20 @@ class Members:
 
 
 BATCH_MAX = 64
-"""Datagrams read in one turn of the loop; the rest stays in the kernel until the next turn."""
+"""Maximum number of datagrams read in one turn of the loop; the rest stays in the kernel until the next turn."""
 BUFFER_BYTES = 1 << 20
-"""Size of the kernel's receive buffer, if it allows so much (net.core.rmem_max)."""
+"""Size of the kernel's receive buffer, if net.core.rmem_max allows it."""
 REPLAYED_MAX = 64
-"""Replayed datagrams of one address within a minute that are no security event: networks duplicate and delay some."""
+"""Number of replayed datagrams of one address within a minute that are no security event: networks duplicate and delay some."""
 NAMES_MAX = 1000
-"""Host names whose address is cached."""
+"""Maximum number of host names whose address is cached."""
 LOOKUPS_MAX = 3
-"""Concurrent lookups, a thread each, so that names without an answer block nothing else. A name beyond that is looked up when
-something is sent there again."""
+"""Maximum number of concurrent lookups, with a thread each, so that names without an answer block nothing else. A further name is
+looked up with the next datagram to it."""
 LOOKUP_THREADS = LOOKUPS_MAX + 1
-"""Threads of an agent for lookups: one is left for links and brokers."""
+"""Number of threads for lookups: one more than gossip uses, for links and brokers."""
 NAME_S = 60.0
-"""Life of a cached address of a host name."""
+"""Lifetime of a cached address of a host name."""
 
 _gossip_log = logging.getLogger("peerload.gossip")
 
@@ -311,7 +311,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._is_both = self._is_inet6 = False
         self._names: BoundedDict[str, tuple[IPAddress | None, float]] = BoundedDict(NAMES_MAX)
         self._numbers: BoundedDict[str, SocketAddress] = BoundedDict(NAMES_MAX)
-        """Numeric addresses, as they go to the socket."""
+        """Numeric addresses in the form for the socket."""
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
 
@@ -340,8 +340,8 @@ class GossipSocket(Generic[Sent, Received]):
         return chosen
 
     def send(self, node: str, address: str, messages: Sent) -> None:
-        """Seal a datagram for this node and send it to `HOST:PORT`. A host name is looked up first; datagrams are dropped
-        until then."""
+        """Seal a datagram for this node and send it to `HOST:PORT`. A host name is looked up first; until then, datagrams are
+        dropped."""
         made = self._socket
         where = (self._numbers.get(address) or self._numeric(address)) if made is not None else None
         if made is None or where is None:
@@ -417,7 +417,7 @@ class GossipSocket(Generic[Sent, Received]):
             )
 
     def _numeric(self, address: str) -> SocketAddress | None:
-        """The address in the form of the socket's family; None if it is not known (yet), or of another family."""
+        """The address in the form of the socket's family; None if it is unknown (yet), or of another family."""
         host, _, port_text = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port_text.isascii() or not port_text.isdigit():
@@ -435,7 +435,7 @@ class GossipSocket(Generic[Sent, Received]):
         return where
 
     def _resolved(self, host: str) -> IPAddress | None:
-        """The cached address of a host name, which is looked up in the background, or of a numeric address."""
+        """The cached address of a host name, or a numeric address. Starts a lookup in the background if needed."""
         loop = asyncio.get_running_loop()
         known, until_s = self._names.get(host, (None, 0.0))
         if known is None and not until_s:
@@ -468,8 +468,8 @@ class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
     the loop was busy.
 
-    It watches for ``span_s`` after each datagram: a node without peers does not wake up for it, nor does one that has
-    datagrams more often. A stall is reported too short by at most ``span_s``."""
+    It watches for ``span_s`` after each datagram, so that a node without peers never wakes up for it, nor does one with
+    more frequent datagrams. The reported length of a stall may be too short by up to ``span_s``."""
 
     def __init__(self, lag_s: float, span_s: float, inbox: EventSink) -> None:
         self._lag_s = lag_s
@@ -479,14 +479,14 @@ class LagWatch:
         self._handle: asyncio.TimerHandle | None = None
 
     def check(self) -> None:
-        """Report a stall now, if there was one: before the input that has piled up meanwhile is handled."""
+        """Report a stall now, if there was one: before the accumulated input is handled."""
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
             self._inbox.put(events.LoopLagged(late_s))
 
     def watch(self) -> None:
-        """Watch for ``span_s`` from now on, or from a moment ago: what comes is mostly answered."""
+        """Watch for ``span_s`` from now, or from a moment ago: most datagrams are answered, and so come in pairs."""
         due_s = _boot_s() + self._span_s
         if self._handle is not None and 0 <= due_s - self._due_s < SAME_MOMENT_S:
             return
@@ -505,7 +505,7 @@ class LagWatch:
 
 
 def _boot_s() -> float:
-    """CLOCK_BOOTTIME, which includes the time that the machine was asleep."""
+    """CLOCK_BOOTTIME, which includes the time that the machine was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -514,9 +514,9 @@ _log = logging.getLogger("peerload.peer")
 FILE_BYTES_MAX = 1 << 20
 PEERS_KEPT_MAX = 1000
 ASLEEP_KEPT_MAX = 64
-"""Sleeping members whose profile is kept."""
+"""Maximum number of sleeping members whose profile is kept."""
 GONE_KEPT_MAX = 1000
-"""Members that left or were forgotten that are kept, the last of them."""
+"""Maximum number of stored members that left or were forgotten, the latest ones."""
 NO_TIMES: Mapping[Any, float] = MappingProxyType({})
 
 
@@ -530,10 +530,10 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 class AddressFile:
-    """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an
-    address; ``wake_s``: how long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else
-    may know; ``gone``: those that left or were forgotten, and when (Unix s). cluster: the id of the cluster that they are members
-    of. The members of the cluster before wait in a second file until this node is in that one again."""
+    """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: addresses by name;
+    ``wake_s``: time that woken members took to wake; ``asleep``: profiles of sleeping members, which no other node may know;
+    ``gone``: members that left or were forgotten, and the time (Unix s). cluster: the id of their cluster. The members of the
+    previous cluster are kept in a second file until this node is in that one again."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
         self._path = path
@@ -556,7 +556,7 @@ class AddressFile:
             self._write()
 
     def gone_since(self, wall_s: float) -> tuple[MembershipUpdate, ...]:
-        """The members that are gone, each with the age of that at this date (Unix s)."""
+        """The members that left or were forgotten, each with the time since then at this date (Unix s)."""
         return tuple(msgspec.structs.replace(one, age_s=max(wall_s - at, 0.0)) for one, at in self.gone.items())
 
     def port_of(self, host: str) -> int:
@@ -566,7 +566,7 @@ class AddressFile:
         return int(port) if last_host.strip("[]") == host and is_port else 0
 
     def network_absence(self, origins: Mapping[str, str]) -> NetworkAbsence:
-        """Behaviour without a network: an address from a file, unlike one that somebody has just typed, is waited for."""
+        """Behaviour without a network: the agent waits for an address from a file, but not for one from the command line."""
         host = self.listen.rpartition(":")[0].strip("[]")
         is_typed = origins.get("listen", FLAG) in (FLAG, ENVIRONMENT, BUILT_IN)
         return NetworkAbsence(not is_typed, "" if is_loopback(self.listen) else host)
@@ -583,13 +583,13 @@ class AddressFile:
         asleep: tuple[Profile, ...] = (),
         gone: Mapping[MembershipUpdate, float] = NO_TIMES,
     ) -> None:
-        """Keep these peers, at most the last PEERS_KEPT_MAX, how long they took to wake, those asleep, and those that are
-        gone."""
+        """Store these peers (the last PEERS_KEPT_MAX), the times they took to wake, the sleeping ones, and the gone
+        ones."""
         peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
         times = {node: took_s for node, took_s in wake_s.items() if node in peers}
         sleepers = tuple(profile for profile in asleep if profile.node in peers)[:ASLEEP_KEPT_MAX]
         last = sorted(gone, key=lambda one: (gone[one], one.node))[-GONE_KEPT_MAX:]
-        graves = {one: self.gone.get(one, gone[one]) for one in last}  # a date that was set is no news
+        graves = {one: self.gone.get(one, gone[one]) for one in last}  # ignore a change of only the date
         if (peers, times, sleepers, graves) != (self.peers, self.wake_s, self.asleep, self.gone):
             self.peers, self.wake_s, self.asleep, self.gone = peers, times, sleepers, graves
             self._write()

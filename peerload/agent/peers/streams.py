@@ -1,14 +1,14 @@
 """Streams: one connection for the output of one task, its standard input, files, or one forwarded client, so that bulk data never
-delays a lease; and reachability, since between some nodes only one can dial the other (address translation, firewalls).
+delays a lease; and reachability, since of some nodes only one can dial the other (address translation, firewalls).
 
-The reading end reads no faster than its consumer takes, and the serving end writes no faster than the other reads: between
-them are the buffers of the operating system and a few pieces.
+The reading end reads only as fast as its consumer, and the serving end writes only as fast as the other reads. In between are
+only the buffers of the operating system and a few pieces.
 
-A link serves both directions, whoever made it. It is kept where the other end could not make it again, and made again at
-once where only this end can. A stream that cannot be dialled is requested over the link: the other end dials back and names
+A link serves both directions, regardless of which end made it. It is kept if the other end could not make it again, and immediately
+made again if only this end can. A stream that cannot be dialled is requested over the link: the other end dials back and gives
 the number of the request in its Hello. After a peer has dialled this node, this node checks once whether it can dial the
-peer, and reports a failure to it: no node knows by itself what it looks like from outside. Two nodes that cannot dial each
-other in either direction have no link; they know of each other by gossip alone.
+peer, and reports a failure to the peer: no node can see by itself whether it is reachable. Two nodes that cannot dial each
+other in either direction have no link; they know of each other only by gossip.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 STREAMS_MAX = 512
-"""Streams of other nodes for output, input and files served at a time, and as many fetched."""
+"""Maximum number of served streams for output, input and files, and the same for fetched ones."""
 FORWARDING_MAX = 384
-"""Streams of other nodes for forwarded clients. They have places of their own, so that they never block outputs."""
+"""Maximum number of streams of forwarded clients. They are counted separately, so that they never block outputs."""
 UNASKED_MAX = 256
-"""Streams without a request yet. Over it the oldest of the node that has most of them is closed."""
+"""Maximum number of streams without a request. Beyond it, the oldest one of the node with the most is closed."""
 PIECES_WAITING_MAX = 2
-"""Pieces that may wait for the consumer. Reading stops there, and goes on when half of them are taken."""
+"""Number of pieces waiting for the consumer at which reading stops. It continues when half of them are consumed."""
 _CONSUMER_BEHIND = "pieces wait for the consumer"
 
 Piece = messages.OutputChunk | messages.OutputEnd
@@ -54,7 +54,7 @@ KINDS: dict[type[messages.Message], tuple[type[messages.Message], ...]] = {
 
 
 class PieceServer(Protocol):
-    """Source of the pieces that answer one kind of request. src: the node that asks; the last piece is one of LAST."""
+    """Source of the pieces that answer one kind of request. src: the requesting node; the last piece is one of LAST."""
 
     def __call__(self, src: str, request: Any, /) -> AsyncIterator[messages.Message]:  # noqa: ANN401 -- of its kind
         raise NotImplementedError
@@ -89,10 +89,10 @@ class Streams:
         self._inputs: StreamServer | None = None
         self._servers: dict[PeerConnection, StreamServer] = {}
         self.served: dict[PeerConnection, asyncio.Task[None] | None] = {}
-        """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
+        """Connections made by other nodes, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
         self._requests: dict[PeerConnection, asyncio.Queue[AsyncIterator[messages.Message]]] = {}
-        """Of each connection with a task: the answers that it has not begun to write."""
+        """For each connection with a task: the answers that it has not begun to write."""
 
     def serve(
         self,
@@ -101,7 +101,7 @@ class Streams:
         forwards: StreamServer | None = None,
     ) -> None:
         """Start to serve requests for pieces (outputs of attempts that ran here, blocks of files), for the standard
-        input of tasks that run elsewhere, and of clients of other nodes."""
+        input of tasks that run elsewhere, and from clients of other nodes."""
         self._pieces, self._inputs, self._forwards = pieces, inputs, forwards
 
     async def open(
@@ -113,7 +113,7 @@ class Streams:
         return connection.owner, connection
 
     def accepted(self, connection: PeerConnection) -> None:
-        """A peer has opened a stream; its request is still to come."""
+        """Register a stream that a peer has opened; its request will follow."""
         self.served[connection] = None
         self._unasked[connection] = connection.hello.identity.node if connection.hello is not None else ""
         if len(self._unasked) > UNASKED_MAX:
@@ -126,7 +126,7 @@ class Streams:
         connection.close("too many streams")
 
     def _admit(self, connection: PeerConnection, message: messages.Message) -> bool:
-        """Check the limits at the first request of a stream. False: it is refused, and closed."""
+        """Check the limits at the first request of a stream. → False if it was refused and closed."""
         if connection not in self._unasked:
             return True
         is_forward = isinstance(message, messages.Forward | messages.ForwardStop)
@@ -139,7 +139,7 @@ class Streams:
         return True
 
     def received(self, connection: PeerConnection, node: str, message: messages.Message) -> None:
-        """Handle a message over a stream: a request for output, requests for blocks one after the other, of which one may wait, or any
+        """Handle a message over a stream: a request for output, successive requests for blocks, of which one may wait, or any
         number of messages for one `StreamServer`."""
         if not self._admit(connection, message):
             return
@@ -190,9 +190,9 @@ class Streams:
         kept: dict[str, RequestStream] | None = None,
         following: messages.Message | None = None,
     ) -> AsyncIterator[Any]:
-        """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages;
-        kept: by node, the stream is taken from there, and put there after a whole answer; following: the next request over it.
-        Raises LinkUnavailable."""
+        """Fetch the pieces that answer a request to another node as they arrive, the last one of LAST. ``what``: subject for
+        messages; kept: open streams by node, from which the stream is taken, and to which it returns after a complete answer;
+        following: the next request over it. Raises LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
         if self._fetched >= STREAMS_MAX:
@@ -207,7 +207,7 @@ class Streams:
             while not is_whole:
                 is_whole = isinstance(piece, LAST)
                 yield piece
-                del piece  # it is as large as a frame: not kept until the next one comes
+                del piece  # it is as large as a frame: free it before the next one arrives
                 if not is_whole:
                     piece = await stream.next(what)
         finally:
@@ -219,13 +219,13 @@ class Streams:
 
 
 class RequestStream:
-    """The asking end of a stream that carries one request for pieces after the other: one for each would cost a TLS handshake. It is
-    opened when it is needed. One reader at a time."""
+    """The requesting end of a stream with successive requests for pieces, which saves a TLS handshake for each. Opened when it is
+    needed. One reader at a time."""
 
     def __init__(self) -> None:
         self._stream: tuple[StreamReader, PeerConnection] | None = None
         self._ahead: messages.Message | None = None
-        """Request that was sent while the one before was answered."""
+        """Request that was sent while the previous one was answered."""
         self._answers = 0
 
     async def ask(
@@ -240,7 +240,7 @@ class RequestStream:
         if self._stream is not None:
             try:
                 return await self._first(request, what)
-            except LinkUnavailable:  # it was closed meanwhile, or the node takes one request over each stream
+            except LinkUnavailable:  # it was closed meanwhile, or the node accepts only one request for each stream
                 self._ahead = None
         self._stream, self._answers = await open_(), 0
         return await self._first(request, what)
@@ -255,7 +255,7 @@ class RequestStream:
         return piece
 
     def ask_ahead(self, request: messages.Message) -> None:
-        """Send the next request while one is answered, if the other node has taken a second one before."""
+        """Send the next request while one is answered, if the other node has accepted a second one before."""
         if self._stream is not None and self._answers > 1:
             self._stream[1].send(request)
             self._ahead = request
@@ -273,8 +273,8 @@ class RequestStream:
 
 
 class StreamReader:
-    """The asking end of a stream: owner of one connection to ``dst``, which may send messages of these ``kinds``; any other
-    ends it. One reader at a time."""
+    """The requesting end of a stream: owner of one connection to ``dst``, which may send messages of these ``kinds``. Any other
+    message closes it. One reader at a time."""
 
     def __init__(self, local: LocalNode, dst: str, kinds: tuple[type[messages.Message], ...]) -> None:
         self._local = local
@@ -285,11 +285,11 @@ class StreamReader:
         self._reason = ""
 
     async def next(self, connection: PeerConnection, what: str) -> messages.Message:
-        """The next message. Raises LinkUnavailable, which names ``what`` has stopped coming, if the connection closes
+        """The next message. Raises LinkUnavailable, with ``what`` in its text, if the connection closes
         before."""
         while not self._pieces:
             if self._reason:
-                raise LinkUnavailable(self._dst, f"{what} stopped coming", why=self._reason)
+                raise LinkUnavailable(self._dst, f"{what} was interrupted", why=self._reason)
             self._arrived.clear()
             await self._arrived.wait()
         message = self._pieces.popleft()
@@ -303,7 +303,7 @@ class StreamReader:
         connection.send(self._local.hello(stream=True))
 
     def hello_received(self, connection: PeerConnection, hello: messages.Hello) -> bool:
-        """Refuse every node but ``dst``."""
+        """Refuse every node except ``dst``."""
         if hello.identity.node == self._dst:
             return True
         connection.reason = f"{hello.identity.node} answers there"
@@ -311,7 +311,7 @@ class StreamReader:
 
     def received(self, connection: PeerConnection, envelope: messages.Envelope) -> None:
         if not isinstance(envelope.body, self._kinds):
-            connection.abort("it sent something that was not asked for")
+            connection.abort("it sent a message that was not requested")
             return
         self._pieces.append(envelope.body)
         self._arrived.set()
@@ -319,7 +319,7 @@ class StreamReader:
             connection.pause_reading(_CONSUMER_BEHIND)
 
     def malformed(self, _: PeerConnection, __: PeerloadError) -> bool:
-        """Read no further."""
+        """Stop reading."""
         return False
 
     def refused(self, _: PeerConnection, reason: str, detail: str = "") -> None:
@@ -334,13 +334,13 @@ class StreamReader:
 
 
 async def write_answers(connection: PeerConnection, requests: asyncio.Queue[AsyncIterator[messages.Message]]) -> None:
-    """Write one answer after the other, then close when no further request comes. Returns early if the reader is gone; it is
-    cancelled when the connection has ended."""
+    """Write one answer after the other, then close when there is no further request. Returns early if the reader has
+    disconnected; is cancelled when the connection has ended."""
     try:
         while await _write_answer(connection, await asyncio.wait_for(requests.get(), STREAM_STALLED_S)):
             pass
     except (ConnectionError, TimeoutError):
-        return  # the reader is gone, and can go on from where it was
+        return  # the reader has disconnected, and can resume later
     finally:
         connection.close("the output is complete")
 
@@ -351,7 +351,7 @@ async def _write_answer(connection: PeerConnection, pieces: AsyncIterator[messag
         async for piece in pieces:
             connection.send(piece)
             is_last = isinstance(piece, LAST)
-            del piece  # it is in the transport's buffer now
+            del piece  # it is in the transport's buffer
             await connection.drain()
             if is_last:
                 return True
@@ -362,30 +362,30 @@ async def _write_answer(connection: PeerConnection, pieces: AsyncIterator[messag
 
 
 CHECK_S = 2.0
-"""Delay of the check whether a peer that has dialled this node can be dialled; jitter makes it up to twice as long."""
+"""Delay of the check that a peer that has dialled this node can be dialled; jitter makes it up to twice as long."""
 CHECK_AGAIN_S = 300.0
 """Interval of further checks of a linked peer that cannot be dialled."""
 CHECK_EVERY_S = 5.0
-"""Interval at which a node that some peers cannot dial looks for members without a link."""
+"""Interval at which a node that some peers cannot dial checks for members without a link."""
 DIALS_PER_CHECK_MAX = 16
-"""Number of those that it dials at a time."""
+"""Number of these members that it dials at a time."""
 TRY_AGAIN_S = 60.0
-"""Interval of its dials of a member that it cannot reach either."""
+"""Interval of dials of a member that it cannot reach either."""
 DIAL_BACK_S = 6.0
 """Timeout of a requested dial back."""
 REQUESTED_MAX = 256
-"""Streams requested of other nodes at a time."""
+"""Maximum number of streams requested from other nodes at a time."""
 DIAL_BACKS_MAX = 64
-"""Dial backs to one node at a time."""
+"""Maximum number of concurrent dial backs to one node."""
 DIAL_BACK_AGAIN_S = 1.0
-"""Pause after a failed dial back, so that no peer can use this node to dial third ones."""
+"""Pause after a failed dial back, so that no peer can use this node to dial third parties."""
 STAGGER_S = 0.3
 STAGGER_REACHED_S = 2.0
 """Head start of one direction before the other is tried, too; the second where the first direction has worked before."""
 
 
 class _RequestedStream(NamedTuple):
-    """A stream that ``node`` was asked to open; ``make()``: its owner."""
+    """A stream that ``node`` was asked to open; ``make()`` returns its owner."""
 
     node: str
     make: Callable[[], Owner]
@@ -394,7 +394,7 @@ class _RequestedStream(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Reachability:
-    """Reachability of peers: those that this node can dial, and the streams to those that it cannot."""
+    """Reachability of peers: which ones this node can dial, and streams to the others."""
 
     _local: LocalNode
     _links: Links
@@ -437,7 +437,7 @@ class Reachability:
         return bool(peer.reached) and peer.reached == peer.address
 
     def route(self, node: str) -> tuple[str, str]:
-        """Directions that can be dialled: `both`, as far as is known, `ours`, `theirs` or `none`; and the error of the
+        """Directions that can be dialled: `both`, as far as known, `ours`, `theirs` or `none`; and the error of the
         other direction."""
         peer = self._table.entries.get(node)
         if peer is None:
@@ -447,7 +447,7 @@ class Reachability:
         return ("ours", peer.cannot_reach_us) if peer.cannot_reach_us else ("both", "")
 
     def link_lost(self, peer: PeerEntry) -> None:
-        """The last link to a peer is lost: if the peer cannot make another, this node does."""
+        """Handle the loss of the last link to a peer: if the peer cannot make another, this node does."""
         if peer.cannot_reach_us:
             peer.dialled_s = 0.0
             asyncio.get_running_loop().call_later(STAGGER_S, self._make_links)
@@ -467,7 +467,7 @@ class Reachability:
         """Dial a peer, and report a failure to it."""
         try:
             connection = await self._dial(peer, address, lambda: StreamReader(self._local, peer.node, ()))
-            connection.close("only to see whether it can be reached")
+            connection.close("only a check that it can be reached")
         except LinkUnavailable as error:
             if peer.link is not None:
                 self._counters[metrics.PEER_UNREACHABLE_NOTICES] += 1
@@ -505,7 +505,7 @@ class Reachability:
     # -- streams -------------------------------------------------------------------------------------------------------
 
     async def open(self, address: str, node: str, make: Callable[[], Owner]) -> PeerConnection:
-        """Open a stream to this node, by dialling or by a dial back, whichever comes first. Raises LinkUnavailable."""
+        """Open a stream to this node, by dialling or by a dial back, whichever succeeds first. Raises LinkUnavailable."""
         peer = self._table.entries.get(node)
         if peer is None:
             return await self._connections.open(address, node, make(), stream=True)
@@ -536,7 +536,7 @@ class Reachability:
         """Ask the peer to dial back. Raises LinkUnavailable."""
         what = f"no link to {peer.node}"
         if len(self._requested) >= REQUESTED_MAX:
-            raise LinkUnavailable(peer.node, what, why=f"{REQUESTED_MAX} requested streams have not come yet")
+            raise LinkUnavailable(peer.node, what, why=f"{REQUESTED_MAX} requested streams have not arrived yet")
         number = secrets.randbits(62) or 1
         opened: asyncio.Future[PeerConnection] = asyncio.get_running_loop().create_future()
         self._requested[number] = _RequestedStream(peer.node, make, opened)
@@ -556,10 +556,10 @@ class Reachability:
             del self._requested[number]
 
     def stream_opened(self, connection: PeerConnection, hello: messages.Hello) -> bool:
-        """Hand over a stream that a peer has opened by request. False if it was not requested."""
+        """Hand over a stream that a peer has opened on request. → False if it was not requested."""
         requested = self._requested.get(hello.back)
         if requested is None or requested.node != hello.identity.node or requested.opened.done():
-            connection.reason = "a stream that nobody asked for"
+            connection.reason = "a stream that was not requested"
             return False
         connection.owner = requested.make()
         requested.opened.set_result(connection)

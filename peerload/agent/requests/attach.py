@@ -1,11 +1,11 @@
 """The verbs of a client that is attached to a running task: input, resize, attend and detach; its disconnect; and `exec`.
 
-Input is answered when there is room for more (backpressure). A client that disconnects without `detach` was killed: the
-core cancels the tasks that it attends, and the input of others that it feeds ends there, as that of a pipe would.
+Input is acknowledged when there is room for more (backpressure). A client that disconnects without `detach` counts as killed: the
+core cancels the tasks that it attends, and ends its input to other tasks, as a pipe would.
 
 `peerload exec` runs commands inside tasks of this node, with the task's working directory, environment and cgroup. The launcher
-starts such a command in a cgroup below the task's, so that it is limited, frozen and killed with the task. It is no task itself:
-it takes no slot, it is not recorded, and it ends with its client.
+starts such a command in a cgroup below the task's, so that it is limited, frozen and killed with the task. It is not a task itself:
+it takes no slot, is not recorded, and ends with its client.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FEEDER_GRACE_S = 30.0
 """Time for the client of an input to reconnect after a restart of this agent; then the input ends."""
 PREFIX = "exec-"
 COMMANDS_MAX = 16
-"""Commands inside tasks of this node at a time."""
+"""Maximum number of commands inside tasks of this node."""
 SIGKILL = 9
 
 
@@ -65,7 +65,7 @@ class AttachRequests:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def input(self, connection: Connection, request: control.Input) -> None:
-        """Take more of a task's standard input; answer when there is room for more."""
+        """Accept a part of a task's standard input; answer when there is room for more."""
         record = self._record(request.task)
         source = self._source(record)
         if source is None:
@@ -84,7 +84,7 @@ class AttachRequests:
     def _take_over(
         self, connection: Connection, record: TaskRecord, source: StoredStdin, request: control.Input
     ) -> None:
-        """Make this client the feeder of the task. Raises BadRequest while another one is; a terminal has room for all."""
+        """Make this client the feeder of the task. Raises BadRequest if it has another one; a terminal may have several."""
         is_shared = self._is_terminal(record)
         if not is_shared and source.feeder not in (None, connection):
             raise BadRequest(f"another client sends the input of {record.task}", why="only one can")
@@ -125,7 +125,7 @@ class AttachRequests:
         self._core.put(AttendRequested(number, client, name))
 
     def client_number(self, connection: Connection) -> int:
-        """The number that the core knows this connection by. Its disconnect matters from now on."""
+        """The number of this connection in the core. From now on the core is notified of its disconnect."""
         if connection not in self._client_numbers:
             self._last_number += 1
             self._client_numbers[connection] = self._last_number
@@ -160,8 +160,8 @@ class AttachRequests:
             self._core.put(ClientGone(client))
 
     def restored(self) -> None:
-        """Give clients time to reconnect after a restart of the agent: those that were feeding tasks which need no client have
-        FEEDER_GRACE_S to reconnect; then the input ends. An input that its client has detached from stays open."""
+        """Give clients time to reconnect after a restart of the agent: if a client fed a task that does not depend on clients, it
+        has FEEDER_GRACE_S before the input ends. The input of a client that has detached stays open."""
         for task in list(self._node.home.tasks.values()):
             if not task.record.input:
                 continue
@@ -186,7 +186,7 @@ class AttachRequests:
 
 
 class Command(NamedTuple):
-    """A command in a task: the client that asked for it, how it ended, and its standard input."""
+    """A command in a task: the client that requested it, its exit, and its standard input."""
 
     connection: Connection
     end: asyncio.Future[Exit]
@@ -194,7 +194,7 @@ class Command(NamedTuple):
 
 
 class InsideCommands:
-    """The running commands of one agent, by the keys that the launcher knows them by."""
+    """The running commands of one agent, by their keys in the launcher."""
 
     PREFIX = PREFIX
 
@@ -214,8 +214,8 @@ class InsideCommands:
             command.end.set_exception(PeerloadError("the command was lost", why=event.reason))
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
-        """Kill the commands of an earlier agent, since their clients have gone; clients get the exits of commands that ended
-        meanwhile."""
+        """Kill the commands of an earlier agent, since their clients have disconnected; report the exits of commands that ended
+        meanwhile to their clients."""
         for key in self._commands.keys() - running:
             known = ended.get(key)
             lost = TaskLost(key, "the launcher knows nothing of it any more")
@@ -227,7 +227,7 @@ class InsideCommands:
     def check_room(self) -> None:
         """Raises SlowDown if there are too many commands."""
         if len(self._commands) >= COMMANDS_MAX:
-            raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
+            raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are running")
 
     def add(self, key: str, command: Command) -> None:
         self._commands[key] = command
@@ -240,7 +240,7 @@ class InsideCommands:
         self._launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
 
     def finish(self, key: str) -> None:
-        """Drop a command whose client is done. If it still runs, it is killed, and dropped with its exit."""
+        """Drop a command when its client is done. A running command is killed, and dropped when it has ended."""
         end = self._commands.pop(key).end
         is_over = end.done() and not end.cancelled()
         if not is_over or end.exception() is not None:
@@ -266,7 +266,7 @@ class InsideCommands:
         connection.ok(request.id, {})
 
     def written(self, key: str, end: asyncio.Future[Exit]) -> tuple[int, int]:
-        """Sizes of the output of a command that has ended, or was lost."""
+        """Sizes of the output of a command that has ended or was lost."""
         if end.cancelled() or end.exception() is not None:
             return self._spool.sizes(key)
         return end.result().stdout_bytes, end.result().stderr_bytes
@@ -338,7 +338,7 @@ class ExecRequests:
         return key, action, -1 if own is None else own.terms.owner
 
     async def input(self, connection: Connection, request: control.Input) -> None:
-        """Take more of a command's standard input; answer when there is room for more."""
+        """Accept a part of a command's standard input; answer when there is room for more."""
         source = self.commands.get(connection, request.command).input
         if source is None:
             raise BadRequest("this command does not read its standard input", why="it was started without one")

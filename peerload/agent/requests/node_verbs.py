@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class NodeCommands:
-    """Puts changes of the node to the core, or ends the agent."""
+    """Passes changes of the node to the core, or ends the agent."""
 
     _core: CoreRequests
     _node: Node
@@ -38,7 +38,7 @@ class NodeCommands:
     _event_log: EventLog
 
     async def drain(self, connection: Connection, request: control.Drain) -> None:
-        """Let this node take no more tasks; with ``wait`` answer when it has none."""
+        """Let this node take no more tasks. With ``wait``, answer when it has none left."""
         if not request.wait:
             self._core.put(DrainRequested(self._core.expect(connection, request.id), request.reason))
             return
@@ -77,7 +77,7 @@ class NodeCommands:
         self._run.stop(Ending.LEAVE)
 
     def _suffering(self, here: str) -> list[str]:
-        """Consequences for the current tasks if this node leaves, in words."""
+        """Descriptions of what happens to current tasks if this node leaves."""
         remotes = len(self._node.executor.remote_tasks)
         unfinished = self._node.home.tasks.values()
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
@@ -101,7 +101,7 @@ class NodeCommands:
         self._run.stop(Ending.END_TASKS if request.all else Ending.STOP)
 
     def restart(self, connection: Connection, request: control.Restart) -> None:
-        """Stop, and start in the same process with the settings as they are then."""
+        """Stop, and start again in the same process with the current settings."""
         self._event_log.record("agent", "restarting", reason=request.reason)
         connection.ok(request.id, {"pid": os.getpid(), "boot": self._node.state.identity.boot})
         self._run.stop(Ending.RESTART)

@@ -48,7 +48,7 @@ class OutputSource:
     _spool: Spool
 
     def runs(self, record: TaskRecord) -> bool:
-        """True if there may be output to follow."""
+        """True if the task may write more output."""
         if record.state is not TaskState.LEASED:
             return False
         task = self._node.home.tasks.get(record.uid)
@@ -58,7 +58,7 @@ class OutputSource:
         return task is not None and bool(task.running_at)
 
     async def bring_up_to_date(self, record: TaskRecord) -> str:
-        """Copy the current output of a task that runs elsewhere → "", or why that is not possible."""
+        """Copy the current output of a task that runs elsewhere → "", or the reason why it failed."""
         if self.runs(record) and record.node != self._node.state.node:
             key = execution_key(record.uid, record.attempt)
             try:
@@ -66,7 +66,7 @@ class OutputSource:
             except (PeerloadError, OSError, TimeoutError) as error:
                 self._info.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # the output so far is shown
                 return str(error) or f"{record.node} does not answer"
-            if views.is_unreachable(self._node, record):  # a copy that is under way does not say so
+            if views.is_unreachable(self._node, record):  # a running copy does not report it
                 return f"{record.node} does not answer"
         return ""
 
@@ -79,7 +79,7 @@ class OutputSource:
 
     async def follow(self, record: TaskRecord, sent: list[int], *, in_foreground: bool, is_awaited: bool) -> Pieces:
         """The output from ``sent`` on, as it is written. A task in the foreground is stopped while its reader is slow
-        (backpressure). Not one with a terminal: a shell there would treat it as stopped by its user."""
+        (backpressure), except for a task with a terminal: its shell would believe that the user stopped it."""
         key = execution_key(record.uid, record.attempt)
         task = self._node.home.tasks.get(record.uid)
         is_paced = in_foreground and task is not None and task.spec.followed and task.spec.terminal is None
@@ -104,7 +104,7 @@ class OutputSource:
                 await asyncio.gather(copy, return_exceptions=True)
 
     def kept(self, key: str, sent: list[int], end: tuple[int, int]) -> Pieces:
-        """The output that is here, from ``sent`` up to ``end``."""
+        """The output that is stored here, from ``sent`` up to ``end``."""
         return self._output.follow(key, *sent, end=end)
 
     async def last_lines(self, key: str, lines: int, sizes: tuple[int, int]) -> list[int]:
@@ -160,7 +160,7 @@ class OutputRequests:
 
 @dataclass(eq=False, repr=False)
 class OutputStream:
-    """The work of one request `output`. The sent sizes are kept by attempt; a new attempt starts from the beginning."""
+    """The work of one request `output`. It counts the sent bytes of each attempt; a new attempt starts from the beginning."""
 
     _source: OutputSource
     _store: Store
@@ -226,7 +226,7 @@ class OutputStream:
                 await asyncio.gather(pump, return_exceptions=True)
 
     def _send_delay(self, record: TaskRecord) -> None:
-        """Tell, once for each reason, why the result of an ended task is delayed."""
+        """Send the reason why the result of an ended task is delayed, once for each reason."""
         why = self._watch.delayed.get(record.task, "")
         if why and why != self._delay:
             self._delay = why
@@ -245,7 +245,7 @@ class OutputStream:
         await self._send(record, self._source.kept(key, sent, end), sent)
 
     async def _send(self, record: TaskRecord, followed: Pieces, sent: list[int]) -> None:
-        if self._tells_offsets:  # a client that reconnects knows by them what it has left out
+        if self._tells_offsets:  # a client that reconnects then knows which part it has skipped
             self._tells_offsets = False
             for stream, offset in enumerate(sent, start=1):
                 await self._send_piece(record, stream, offset, b"")
@@ -397,7 +397,7 @@ class WaitRequest:
         return True
 
     async def _ended_by_now(self) -> bool:
-        """Send the tasks that have ended or are unknown already, and watch the others → True if that is enough."""
+        """Send the tasks that have already ended or are unknown, and watch the others → True if these are enough."""
         async for page in self._task_ids.all_pages(self._request.tasks):
             # No await between reading the store and watching: no end is missed.
             unfinished = {record.task for record in page if not record.state.is_final}
@@ -416,7 +416,7 @@ class WaitRequest:
         return not self._left
 
     def _is_enough(self) -> bool:
-        """Take the next change, and send it if it is new → True if this end is enough."""
+        """Process the next change, and send it if it is new → True if no other end is needed."""
         name = next(iter(self._watch.records))
         record = self._watch.records.pop(name)
         if record.state.is_final and name in self._left:

@@ -1,7 +1,7 @@
 """The request of `peerload top`: a snapshot of nodes and tasks, or the changes since an earlier revision.
 
 No state is kept for a viewer. Each item has the revision at which it last changed, and a viewer sends its last revision.
-So many viewers cost little more than one, and a viewer that returns later gets what it missed, or everything.
+So many viewers cost little more than one, and a viewer that returns later gets the changes since then, or everything.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
-"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, then held ones, oldest first."""
+"""Maximum number of unfinished tasks of this home in a snapshot: first placed, then waiting, then held ones, oldest first."""
 REMOTES_SHOWN_MAX = 1000
 VIEWERS_KEPT_MAX = 64
-"""Users with an overview of their own; the least recent one gets everything again."""
+"""Maximum number of users with an own overview; beyond it, that of the least recent user is dropped."""
 GONE_KEPT_MAX = 10_000
-"""Names of removed items that are kept; a viewer that missed more gets everything."""
+"""Maximum number of names of removed items that are kept; a viewer that missed more gets everything."""
 COMMAND_CHARS_MAX = 200
 AGENT_KEYS = (
     "node",
@@ -69,7 +69,7 @@ class RevisionIndex:
         self.whole_from = 0
 
     def update(self, number: int, marks: dict[str, object]) -> None:
-        """Take the current items; an item whose mark is equal has not changed."""
+        """Store the current items; an item with an equal mark has not changed."""
         known = self._marks
         for name, mark in marks.items():
             before = known.get(name)
@@ -94,7 +94,7 @@ class RevisionIndex:
 
 
 class OverviewViews(NamedTuple):
-    """The views of nodes that an overview is made of."""
+    """The views of nodes from which an overview is built."""
 
     agent: AgentView
     nodes: NodesView
@@ -102,7 +102,7 @@ class OverviewViews(NamedTuple):
 
 
 class OverviewCache:
-    """The overviews of one agent: callers who see all tasks share one, the others have one each, for their own."""
+    """The overviews of one agent: one for all callers who see all tasks, and one for each other user."""
 
     def __init__(self, node: Node, access: Authorization, store: Store, views: OverviewViews) -> None:
         self._node = node
@@ -146,7 +146,7 @@ class OverviewBuilder:
         self._remotes = RevisionIndex()
 
     def build(self, request: control.Overview) -> dict[str, object]:
-        """The changes since ``request.since``; everything, ``complete``, if that revision is not known here."""
+        """The changes since ``request.since``. If that revision is unknown: everything, with ``complete`` set."""
         began_s = time.thread_time()
         self._number += 1
         boot = f"{self._node.state.identity.boot}-{self._name}"
@@ -178,7 +178,7 @@ class OverviewBuilder:
         return snapshot | {"took_s": time.thread_time() - began_s}
 
     def _since(self, revision: str, boot: str) -> int:
-        """The last revision of a viewer, 0 if it is of another start of the agent."""
+        """The last revision of a viewer; 0 if it is from another start of the agent."""
         start, _, number = revision.rpartition(".")
         known = start == boot and number.isascii() and number.isdigit()
         return int(number) if known and int(number) < self._number else 0
@@ -195,7 +195,7 @@ class OverviewBuilder:
     # -- the tasks of this home ----------------------------------------------------------------------------------------
 
     def _select_tasks(self) -> tuple[dict[str, HomeTask], dict[str, int]]:
-        """The tasks in the snapshot, and the numbers of all: placed, waiting, held."""
+        """The tasks in the snapshot, and the total numbers of placed, waiting and held tasks."""
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
         held: list[HomeTask] = []
@@ -224,7 +224,7 @@ class OverviewBuilder:
         return placed, {"placed": others, "waiting": waits, "held": len(held)}
 
     def _add_untouched(self, waiting: list[HomeTask]) -> int:
-        """Add untouched members of arrays as long as there is room. → how many there are."""
+        """Add untouched members of arrays up to TASKS_SHOWN_MAX waiting tasks → number of all untouched members."""
         home, caller, number = self._node.home, self._caller, 0
         for untouched in list(home.untouched.values()):
             if caller is None or self._access.sees(caller, untouched[0]):
@@ -234,7 +234,7 @@ class OverviewBuilder:
         return number
 
     def _task_mark(self, task: HomeTask) -> object:
-        if not task.record.node:  # the reason to wait may change although the task does not
+        if not task.record.node:  # the reason why it waits may change while the task does not
             return task.record, task.phase, views.why_waiting(self._node, task, task.record)
         is_unreachable = views.is_unreachable(self._node, task.record)
         return task.record, task.running_at, task.phase, task.devices, is_unreachable

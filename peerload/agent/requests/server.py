@@ -1,4 +1,4 @@
-"""The path of a request: its checks in their order, the method that carries out each verb, and what clients are told afterwards.
+"""The path of a request: its checks in their order, the method that carries out each verb, and later messages to clients.
 
 Submissions pass all of the checks. The answers and task changes of the core come back through `ClientEffects`.
 """
@@ -74,7 +74,7 @@ ENDED = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in 
 
 
 class RequestChecks(NamedTuple):
-    """The collaborators that a request has to pass, in their order."""
+    """The collaborators that check a request, in this order."""
 
     quotas: Quotas
     access: Authorization
@@ -87,7 +87,7 @@ class RequestChecks(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class RequestServer:
-    """Serves the clients of one agent: those at its socket, and those of other nodes."""
+    """Serves the clients of one agent: at its socket, and at other nodes."""
 
     _checks: RequestChecks
     _submissions: Submissions
@@ -100,7 +100,7 @@ class RequestServer:
         return self._security.counters
 
     def handle(self, connection: Connection, request: control.Request) -> None:
-        """Begin to serve a request, unless its client or its user asks too often."""
+        """Start to serve a request, unless its client has too many pending or its user is over the rate."""
         try:
             connection.check_pending()
             self._checks.quotas.check_rate(connection, request)
@@ -113,18 +113,18 @@ class RequestServer:
         """Check a request, in this order, and answer it. Raises PeerloadError."""
         quotas, access, router, users, disk, files, directories = self._checks
         caller = connection.caller
-        # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
+        # 1. Authorization: the right to this request, and the ownership of the named tasks.
         request = access.authorize(caller, request)
-        # 2. Quota of the tasks that are waited for, by user and by node.
+        # 2. Quota of tasks to wait for, by user and by node.
         with quotas.charge(caller, waits_for(request)), contextlib.ExitStack() as keeps:
-            # 3. Routing: other nodes answer, if they have a part in it.
+            # 3. Routing: other nodes answer requests about their tasks or state.
             if (elsewhere := router.work(connection, request)) is not None:
                 await elsewhere
             elif not isinstance(request, control.Submit | control.RetryRequest):
                 if (work := self._verbs.work(connection, request)) is not None:
                     await work
             else:
-                # 4. Dependencies on tasks of other homes: these know who may see them.
+                # 4. Dependencies on tasks of other homes: those homes check who may see the tasks.
                 await router.check_dependencies(connection, request)
                 submission = await self._submissions.read(caller, request)
                 spec, terms, tasks = submission.spec, submission.terms, submission.tasks
@@ -134,19 +134,19 @@ class RequestServer:
                 if submission.writes_files:
                     check_output_patterns(terms, len(submission.indices))
                     await users.check_files(spec, terms)
-                # 7. Room on the disk of this node.
+                # 7. Free disk space of this node.
                 disk.admit(tasks, submission.size_bytes)
-                # 8. Its files, which are complete here.
+                # 8. Its staged files, which have to be complete here.
                 if spec.is_staged:
                     keeps.enter_context(files.held(spec))
                     await files.check(spec, terms)
-                # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
+                # 9. The working directory, on the other nodes and here. Without one here, a task may still run elsewhere.
                 nodes = self._submissions.candidates(spec)
                 may_freeze = self._submissions.may_freeze(request)
                 decides = may_freeze and self._submissions.is_never_here(spec)
                 await directories.ask(nodes, spec.directory, spec.user, decides=decides)
                 directory_here = await users.admitted(spec, terms)
-                # 10. A directory that is not the same on all of them travels, where the settings want that.
+                # 10. If the settings say so, a directory that is not the same on all these nodes is sent with the task.
                 if directory_here and may_freeze:
                     directories.check_same(nodes, spec, users.identity_of(spec.directory))
                 await self._submissions.queue(connection, request, submission, directory_here=directory_here)
@@ -161,7 +161,7 @@ class RequestServer:
 
 @dataclass(eq=False, repr=False)
 class Verbs:
-    """The dispatch of requests to the methods that carry them out, but for those that queue tasks."""
+    """The dispatch of requests to the methods that carry them out, except for requests that queue tasks."""
 
     _tasks: TaskVerbs
     _queries: QueryVerbs
@@ -170,7 +170,7 @@ class Verbs:
     _cluster: ClusterCommands
 
     def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:  # noqa: C901, PLR0912 -- one line a verb
-        """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
+        """Carry out a request → the work that answers it; None if it was answered, or the core will answer it. Raises
         PeerloadError."""
         if isinstance(request, control.TaskCommand):
             return self._tasks.work(connection, request)
@@ -260,7 +260,7 @@ class TaskVerbs:
 
 @dataclass(eq=False, repr=False)
 class QueryVerbs:
-    """The verbs that list and explain tasks and files. They see everything that was decided before them."""
+    """The verbs that list and explain tasks and files. They see all earlier decisions."""
 
     _reads: DurableReads
     _tasks: TaskQueries
@@ -350,7 +350,7 @@ class NodeAnswers:
 
 
 class SubmissionRequest(NamedTuple):
-    """A request for tasks, read and completed. ``tasks``: their number; ``retry_of``: the tasks that are queued again."""
+    """A submission with defaults filled in. ``tasks``: number of tasks; ``retry_of``: the tasks that are queued again."""
 
     spec: TaskSpec
     terms: SubmitOptions
@@ -366,7 +366,7 @@ class SubmissionRequest(NamedTuple):
 
     @property
     def writes_files(self) -> bool:
-        """True if its output files are new: those of a retry were checked before."""
+        """True if its output files have to be checked: those of a retry were checked before."""
         return not self.retry_of
 
 
@@ -408,7 +408,7 @@ class Submissions:
     _node: Node
 
     def candidates(self, spec: TaskSpec) -> Sequence[str]:
-        """The other nodes that could run a task, as far as is known."""
+        """The other nodes that could run a task, as far as this node knows."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
 
     def is_never_here(self, spec: TaskSpec) -> bool:
@@ -422,7 +422,7 @@ class Submissions:
         return is_new and self._reads.store.submission_of(request.token) is None
 
     async def read(self, caller: Principal, request: control.Submit | control.RetryRequest) -> SubmissionRequest:
-        """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
+        """Read a submission, or the earlier one of tasks to retry. Raises BadRequest, NoSuchTask."""
         if isinstance(request, control.RetryRequest):
             return await self._read_retry(request)
         indices = members(request)
@@ -433,7 +433,7 @@ class Submissions:
             raise BadRequest("the start cannot wait for cheaper energy", why=why, hint=hint)
         spec, terms = self._access.with_owner(caller, request.spec, terms)
         if output_patterns(terms):
-            spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
+            spec = msgspec.structs.replace(spec, followed=True)  # the output files get the whole output
         size = len(request.input) + _size(spec, request.each)
         return SubmissionRequest(spec, terms, indices, request.each, submission_digest(request), size)
 
@@ -465,7 +465,7 @@ class Submissions:
         *,
         directory_here: bool,
     ) -> None:
-        """Put a submission that has passed all checks to the core."""
+        """Pass a checked submission to the core."""
         before = self._reads.store.submission_of(request.token)
         name, client, held, waits_for_node = "", 0, False, False
         refused: Callable[[], None] | None = None
@@ -495,8 +495,8 @@ class Submissions:
     async def _store_input(
         self, connection: Connection, request: control.Submit
     ) -> tuple[str, Callable[[], None] | None]:
-        """Store the input before the task exists → its name, and the undo function. A complete input is synced, since it is
-        needed after a crash; a client that sends more would notice one."""
+        """Store the input before the task exists → its name, and the undo function. A complete input is synced, since it has
+        to survive a crash; a client that still sends input would notice the crash."""
         if not request.spec.takes_input:
             return "", None
         inputs, name = self._stdin, input_name(request.token)
@@ -539,7 +539,7 @@ def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> S
 
 
 def submission_digest(request: control.Submit) -> bytes:
-    """Digest that tells a repeated submission from another one with the same token."""
+    """Digest that distinguishes a repeated submission from a different one with the same token."""
     parts: tuple[object, ...] = (request.spec, request.array)
     if request.each or request.terms != NO_TERMS:
         parts = (*parts, request.each, request.terms)
@@ -575,7 +575,7 @@ def members(request: control.Submit) -> tuple[int, ...]:
 
 
 def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
-    """Check a command line. Raises BadRequest for one that no process can get."""
+    """Check a command line. Raises BadRequest if no process can be started with it."""
     size = sum(map(len, argv))
     if size > ARGV_BYTES_MAX:
         raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
@@ -626,7 +626,7 @@ def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTas
     return f"it runs on {record.node}" if runs else f"it was given to {record.node}, to start there"
 
 
-# -- what the core tells -----------------------------------------------------------------------------------------------
+# -- changes that the core reports --------------------------------------------------------------------------------------
 
 
 class TaskFigures:
@@ -645,7 +645,7 @@ class TaskFigures:
         }
 
     def changed(self, action: TaskChanged) -> None:
-        """Count a change: a task has a new record, or was seen running; only then a record that is not final has `started_at`."""
+        """Count a change: a new record of a task, or its start, in which case `started_at` is set in an unfinished record."""
         record = action.record
         if record.state.is_final:
             self._counters[ENDED[record.state]] += 1
@@ -655,18 +655,18 @@ class TaskFigures:
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
 
     def cancelled(self, record: TaskRecord, number: int) -> None:
-        """Count ``number`` tasks that were cancelled before they ran, each with such a record."""
+        """Count ``number`` tasks that were cancelled before they ran, all with records like this one."""
         self._counters[ENDED[record.state]] += number
         self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
 
     def decided(self, decision: Decided) -> None:
-        """Observe the ages of the reports that a decision was made from."""
+        """Observe the ages of the load reports that a decision was based on."""
         for _, _, age_s in decision.inputs:
             self._age.observe(age_s)
 
 
 class TaskObserver(Protocol):
-    """Learns of each change of a task of this home."""
+    """Receiver of each change of a task of this home."""
 
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or was seen running."""
@@ -674,8 +674,8 @@ class TaskObserver(Protocol):
 
 @dataclass(eq=False, repr=False)
 class TaskChanges:
-    """Passes changes of tasks on to whatever follows them here: input, output files, figures, watches and followers of output.
-    observers: others that learn of each change."""
+    """Passes changes of tasks on to the parts of the agent that follow them: input, output files, figures, watches and followers of
+    output. observers: other receivers of all changes."""
 
     _stdin: StdinForwarding
     _saving: OutputSaver
@@ -699,8 +699,8 @@ class TaskChanges:
             self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
 
     def members_cancelled(self, action: MembersCancelled) -> None:
-        """Notify the followers of untouched members of an array that were cancelled. Nothing else is known of them
-        here."""
+        """Notify followers that untouched members of an array were cancelled. No other part of the agent has state
+        about them."""
         if self._observers or self._watches:
             for change in action.changes():
                 self.changed(change)
@@ -710,7 +710,7 @@ class TaskChanges:
 
 @dataclass(eq=False, repr=False)
 class ClientEffects:
-    """Effects on clients: the answers, decisions and changes of tasks that they wait for."""
+    """Effects on clients: answers, decisions, and changes of tasks."""
 
     core: CoreRequests
     attach: AttachRequests

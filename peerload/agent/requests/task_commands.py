@@ -1,7 +1,7 @@
 """The verbs that change tasks and groups: cancel, signal, hold, release, prio, group and clean.
 
-All but clean are put to the core as events, whose answers are sent once its decision is durable. `cancel --wait` waits until no
-process of the cancelled tasks is left, here or elsewhere.
+All but clean are passed to the core as events; the answer is sent when the core's decision is durable. `cancel --wait` waits
+until no process of the cancelled tasks is left, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 REASON = "peerload clean"
 QUERY_EVERY_S = 5.0
-"""Interval between two queries for the attempts that are left."""
+"""Interval between two queries for the remaining attempts."""
 EXIT_REPORT_S = 1.0
-"""Time after SIGKILL in which a process ends and its node reports it."""
+"""Time for a process to end after SIGKILL and for its node to report that."""
 REPORT_AFTER_S = 2.0
 """Time after which the client is told which nodes it waits for."""
 ATTEMPTS_AT_A_TIME = 250
@@ -47,7 +47,7 @@ LEFT_LISTED_MAX = 100
 
 @dataclass(eq=False, repr=False)
 class TaskCommands:
-    """Looks up the named tasks, and puts the change to the core."""
+    """Looks up the named tasks, and passes the change to the core."""
 
     _core: CoreRequests
     _reads: DurableReads
@@ -57,7 +57,7 @@ class TaskCommands:
     _node: Node
 
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
-        """Cancel tasks; with ``wait`` answer when their processes have ended."""
+        """Cancel tasks. With ``wait``, answer when their processes have ended."""
         await self._reads.durable()
         names = await self._task_ids.names(request.tasks)
         if not request.wait:
@@ -107,7 +107,7 @@ class TaskCommands:
         )
 
     def groups(self, connection: Connection, request: control.Groups) -> None:
-        """List the groups; others than administrators see their own part."""
+        """List the groups; a user who is no administrator sees only the own tasks in them."""
         groups, caller = self._node.eligibility.groups, connection.caller
         if caller.sees_all:
             connection.ok(request.id, {"groups": [group_dict(group) for group in groups]})
@@ -126,10 +126,10 @@ class CleanRequests:
     _node: Node
 
     async def clean(self, connection: Connection, request: control.Clean) -> None:
-        """Remove ended tasks, and tell which. Raises BadRequest if one that is named has not ended, NoSuchTask if there is
-        none."""
+        """Remove ended tasks, and send their names. Raises BadRequest if a named task has not ended, NoSuchTask if there is
+        no such task."""
         if request.tasks and request.keep:
-            raise BadRequest("clean: tasks are named, or the newest are kept; not both")
+            raise BadRequest("clean: name tasks, or keep the newest, not both")
         for name in await self._task_ids.known_ids(request.tasks):
             if unfinished := self._node.home.unfinished_in(name) or len(self._node.home.named(name)):
                 of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
@@ -168,7 +168,7 @@ class CleanRequests:
 
 
 class CancelWatch:
-    """The keys of attempts that have ended since the watch began; ``event`` is set with each."""
+    """The keys of attempts that have ended since the watch began; each end sets ``event``."""
 
     def __init__(self) -> None:
         self.keys: set[str] = set()
@@ -178,8 +178,8 @@ class CancelWatch:
 class CancelWaits:
     """The clients of one agent that wait for the end of cancelled tasks.
 
-    The core reports each end that it hears of. Messages of other nodes may be lost, so that these nodes are asked again while
-    somebody waits; not before the kill delay is over, since a query would kill the processes at once.
+    The core reports each end that it learns of. Messages of other nodes may be lost, so these nodes are queried again while a
+    client waits, but not before the end of the kill delay, since a query kills the processes immediately.
     """
 
     def __init__(self, core: CoreRequests, node: Node) -> None:
@@ -220,7 +220,7 @@ class CancelWaits:
 
 
 class _Wait:
-    """The wait of one request. ``left``: the attempts that may have processes."""
+    """The wait of one request. ``left``: the attempts that may still have processes."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class _Wait:
                 await asyncio.wait_for(watch.event.wait(), max(next_s - loop.time(), 0.0))
 
     async def _query_core(self, *, query: bool) -> None:
-        """Have the core query again. Attempts at a node that was forgotten meanwhile count as ended."""
+        """Make the core query again. Attempts at a node that was forgotten meanwhile count as ended."""
         membership = self._node.membership
         for node in {attempt.node for attempt in self._left.values()}:
             if membership.get(node) is not None:
@@ -281,7 +281,7 @@ class _Wait:
             await asyncio.sleep(0)
 
     def _report_nodes(self) -> None:
-        """Tell the client which nodes it waits for, when that has changed."""
+        """Send the client the nodes that it waits for, if they have changed."""
         membership, own = self._node.membership, self._node.state.node
         waits_for: list[dict[str, object]] = []
         for node, tasks in sorted(Counter(attempt.node for attempt in self._left.values()).items()):
@@ -296,7 +296,7 @@ class _Wait:
 
 
 def _attempts(record: TaskRecord) -> Iterator[tuple[str, events.CancelledAttempt]]:
-    """The attempt of a cancelled task that may have processes. Tasks that ended otherwise have none."""
+    """The attempt of a cancelled task that may still have processes. Tasks that ended otherwise have none."""
     node = record.node or record.last_node
     if record.state is TaskState.CANCELLED and record.attempt and node:
         key = execution_key(record.uid, record.attempt)

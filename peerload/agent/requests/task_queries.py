@@ -1,4 +1,4 @@
-"""The verbs that read tasks: tasks, select, history, remote, show, events, why, and the live usage of what runs here."""
+"""The verbs that read tasks: tasks, select, history, remote, show, events, why, and the live usage of tasks that run here."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ if TYPE_CHECKING:
 
 
 PAGE_TASKS = 256
-"""Tasks in one page; others have their turn between two pages."""
+"""Tasks in one page; other requests are served between two pages."""
 SHOW_PAGE_TASKS = 50
 """Tasks in one page of `show`, with all details."""
 PAGE_TOKENS = 50
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
 LISTED_AS = 4
-"""A task in a list that its client has not read yet counts as so many that are waited for: its row is larger."""
+"""Weight of a task in an unread list in the quota of tasks to wait for: its row takes more memory than a wait."""
 EVENTS_AT_A_TIME = 256
 FINAL_STATES = frozenset(state.value for state in TaskState if state.is_final)
 MEMBERS_MAX = 10_000
 """Members of an array that are examined; an array may have a million."""
 GROUPS_MAX = 8
-"""Groups of members with the same state and reason that are listed."""
+"""Maximum number of listed groups of members with the same state and reason."""
 AWAITED_NAMED_MAX = 4
-"""Dependencies that are named in a suggestion."""
+"""Maximum number of dependencies named in a suggestion."""
 STALLED_CHECK_S = 0.2
 """Interval at which a read that waits for the disk checks whether the disk is full."""
 STEPS_MAX = 8
-"""The last changes of a task that are listed."""
+"""Maximum number of listed changes of a task, the latest ones."""
 REVOKED = "was shut out of the cluster (revoked)"
 LEFT = "has left the cluster, or was forgotten"
 UNKNOWN = "is not a node that is known here"
@@ -89,19 +89,19 @@ FRESH_S = 0.5
 RATE_S_MAX = 30.0
 """Maximum distance of two readings from which the busy cores are computed."""
 KEPT_MAX = 1024
-"""Tasks whose last reading is kept."""
+"""Maximum number of tasks whose last reading is kept."""
 
 
 async def send_page(
     quotas: Quotas, connection: Connection, number: int, tasks: list[dict[str, object]], tokens: int = PAGE_TOKENS
 ) -> None:
-    """Send one page of tasks, at the client's pace and within the rate of its user."""
+    """Send one page of tasks, as fast as the client reads and within the rate of its user."""
     await connection.stream(number, {"tasks": tasks})
     await quotas.pace(connection.caller, tokens)
 
 
 def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
-    """A task of this home as lists show it. ``user``: the owner of the agent's own tasks."""
+    """A task of this home as a row of a list. ``user``: the owner of the agent's own tasks."""
     shown = views.task_here(node, record, spec, display_user(spec, user))
     shown["unreachable_since"] = views.unreachable_since(node, record, now())
     return shown
@@ -112,7 +112,7 @@ def why_waiting(node: Node, record: TaskRecord) -> str:
 
 
 class DurableReads:
-    """Store of one agent as clients read it: everything acknowledged, and nothing that a crash could undo."""
+    """Store of one agent as clients read it: with all acknowledged changes, and no change that a crash could undo."""
 
     def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
         self.store = store
@@ -120,8 +120,8 @@ class DurableReads:
         self._outbox = outbox
 
     async def durable(self) -> Store:
-        """Wait until every earlier decision is on disk and its messages are sent → the store. While the disk is full nothing
-        is committed, so that the store is current as it is."""
+        """Wait until every earlier decision is on disk and its messages are sent → the store. While the disk is full nothing is
+        committed, so that the store already has the durable state."""
         store, reached = self.store, asyncio.Event()
         if not store.is_stalled:
             self._outbox.when_durable(reached.set)
@@ -132,7 +132,7 @@ class DurableReads:
         return store
 
     async def readable(self, connection: Connection, *, events: bool = False) -> Store:
-        """As `durable`, once the client has read most of the earlier responses. ``events``: with all events so far."""
+        """Same as `durable`, after the client has read most of the earlier responses. ``events``: with all events so far."""
         if events:
             self.event_log.settle()
         await self.durable()
@@ -154,7 +154,7 @@ class TaskQueries:
     _user: str = field(default_factory=own_user, init=False)
 
     async def tasks(self, connection: Connection, request: control.TasksRequest) -> None:
-        """List unfinished tasks, and those that have ended lately. Raises NoSuchTask for an unknown reference."""
+        """List unfinished and recently ended tasks. Raises NoSuchTask for an unknown reference."""
         whole = await self._reads.readable(connection)
         await self._task_ids.known_ids(request.tasks)
         store = self._seen(connection.caller, request)
@@ -193,13 +193,13 @@ class TaskQueries:
                 await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
-        knows_all = sees_all and not store.has_damage  # of a million, which are not counted then
+        knows_all = sees_all and not store.has_damage  # then a million tasks need not be counted in the store
         counted = self._node.home.unfinished if knows_all else store.counts
         answer = {"tasks": [], "truncated": truncated, "unfinished": counted() if truncated else {}}
         connection.ok(request.id, answer | {"damaged": views.damaged_objects(damaged)})
 
     def _seen(self, caller: Principal, request: control.TasksRequest | control.History) -> StoreReader:
-        """The store as far as this list may have it."""
+        """The store, restricted to the tasks that this list may contain."""
         return self._reads.store.only_of(caller.who) if request.own else self._access.store(caller)
 
     async def select(self, connection: Connection, request: control.Select) -> None:
@@ -265,7 +265,7 @@ class TaskQueries:
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
     async def show(self, connection: Connection, request: control.Show) -> None:
-        """Show tasks of this home; with ``at`` tasks of other homes that are here, too. Raises NoSuchTask."""
+        """Show tasks of this home; with ``at``, also tasks of other homes that are here. Raises NoSuchTask."""
         store = await self._reads.readable(connection, events=True)
         shown: list[dict[str, object]] = []
         for ref in request.tasks:
@@ -308,7 +308,7 @@ class EventRequests:
     _node: str
 
     async def events(self, connection: Connection, request: control.Events) -> None:
-        """Send the newest events, oldest first; with ``follow`` those to come."""
+        """Send the newest events, oldest first; with ``follow``, then each new one."""
         await self._reads.readable(connection, events=True)
         store = self._access.store(connection.caller)
         names = [self._whole_id(ref, follow=request.follow) for ref in request.tasks]
@@ -324,7 +324,7 @@ class EventRequests:
                     await connection.stream(request.id, {"events": [self._object(event) for event in shown]})
                 if not request.follow:
                     break
-                newest = store.last_event()  # before the query, which passes over all events up to this one
+                newest = store.last_event()  # read before the query, which covers all events up to this one
                 shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
                 reached = shown[-1].number if shown else last
                 last = reached if len(shown) == EVENTS_AT_A_TIME else max(reached, newest)
@@ -334,19 +334,19 @@ class EventRequests:
         connection.ok(request.id, {"events": []})
 
     def _object(self, event: RecordedEvent) -> dict[str, object]:
-        """An event; the end of a task of this home with what it used."""
+        """An event; for the end of a task of this home, with the used resources."""
         is_end = event.attempt and event.state in FINAL_STATES and event.task.partition("/")[0] == self._node
         if not is_end or not is_id(event.task):
             return views.event_object(event)
         counter, member = order_of(event.task)
         try:
             records = self._reads.store.records(counter, member if member != SINGLE else None)
-        except StoreError:  # of a damaged row nothing is known
+        except StoreError:  # a damaged row has no usable content
             records = []
         return views.event_object(event, next((one for one in records if one.attempt == event.attempt), None))
 
     def _whole_id(self, ref: str, *, follow: bool) -> str:
-        """The whole id of a task of this home, or of another that was here. Raises NoSuchTask."""
+        """The whole id of a task of this home, or of another home's task that was here. Raises NoSuchTask."""
         name = self._task_ids.whole_id(ref)
         home = name.partition("/")[0]
         if home == self._node:
@@ -358,7 +358,7 @@ class EventRequests:
 
 
 def is_waiting(task: HomeTask | None) -> bool:
-    """True if a task waits for room, at home or in the queue of another node."""
+    """True if a task waits for resources, at home or in the queue of another node."""
     if task is None:
         return False
     return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
@@ -402,7 +402,7 @@ class WhyRequest:
         return fields | self._waiting(task) if task is not None and is_waiting(task) else fields
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
-        """Explain an array: its members by state and reason, and the next member to start in full."""
+        """Explain an array: members grouped by state and reason, and all details of the next member to start."""
         home = self._node.home
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
@@ -520,7 +520,7 @@ def _state_text(record: TaskRecord) -> str:
 
 
 def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
-    """The suggestion for a task that waits for its dependencies or its group, if a node has room for it."""
+    """The suggestion for a task that waits for its dependencies or its group, although a node has room for it."""
     room = next((verdict.node for verdict in verdicts if verdict.now), "")
     awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
     if room and awaited:
@@ -537,8 +537,8 @@ def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
 
 
 def _summary(verdicts: list[EligibilityVerdict], home: str, there: str | None) -> str:
-    """Reason why a task waits, in one line: that of the node where it waits (``there``), else of the nearest node that could run
-    it. "" if a node has room."""
+    """Reason why a task waits, in one line: from the node where it waits (``there``), or else from the nearest node that could
+    run it. "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever is not False]
@@ -567,8 +567,8 @@ class UsageReading(NamedTuple):
 
 
 class LiveUsage:
-    """Live resource usage of the tasks that run on this node. The launcher reads it on request, at most twice a second for one
-    task, however many clients ask."""
+    """Live resource usage of the tasks that run on this node. The launcher reads it on request, at most twice a second for each
+    task, regardless of the number of clients."""
 
     def __init__(
         self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors, mps: MpsDaemons
@@ -582,8 +582,8 @@ class LiveUsage:
         self._last: BoundedDict[str, UsageReading] = BoundedDict(KEPT_MAX)
 
     async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
-        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null
-        for unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
+        """The usage of those named tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null
+        if unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
         keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
         async with self._lock:  # concurrent requests share one reading
             await self._read([key for key in keys if not self._is_fresh(key)])
@@ -636,7 +636,7 @@ def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
 
 
 def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
-    """A GPU of a task. ``util`` is of the whole device, the memory of the task alone."""
+    """A GPU of a task. ``util`` is that of the whole device; the memory is that of the task alone."""
     return {
         "id": state.device.name,
         "index": state.device.index,
@@ -652,7 +652,7 @@ def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
 
 
 def _busy(before: UsageReading | None, now: UsageReading) -> float | None:
-    """Busy cores between two readings. None if unknown: the time of a process that ended may be missing in the second."""
+    """Busy cores between two readings. None if unknown: the second reading may lack the time of ended processes."""
     if before is None or min(before.cpu_s, now.cpu_s) < 0 or not 0 < now.at_s - before.at_s <= RATE_S_MAX:
         return None
     passed = (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s)

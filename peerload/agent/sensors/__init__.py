@@ -1,1 +1,1 @@
-"""Sensors: what this machine has and how busy it is (cores, memory, GPUs, and devices named in the config)."""
+"""Sensors: resources of this machine and their utilization (cores, memory, GPUs, and devices named in the config)."""

@@ -1,9 +1,9 @@
-"""CPU benchmark: the speed of this node relative to the reference machine, measured once by a process of its own, and
+"""CPU benchmark: the speed of this node relative to the reference machine, measured once by a separate process, and
 stored.
 
 It takes one second of processor time, half in the interpreter and half in a hash function, at the lowest priority and
-some time after the start: it delays nobody, and load does not change the result. The result is in STATE/speed; remove
-that file to have it measured again at the next start.
+some time after the start. So it delays no other work, and load does not change the result. The result is in STATE/speed;
+remove that file to have it measured again at the next start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BLOCKS = 32
 
 
 def stored_speed(path: Path) -> float | None:
-    """The stored speed; None if there is none that can be used."""
+    """The stored speed; None if there is no valid one."""
     try:
         with path.open("rb") as file:
             return _speed(file.read(FILE_BYTES_MAX))
@@ -61,7 +61,7 @@ def stored_speed(path: Path) -> float | None:
 
 
 async def measure_speed(path: Path, inbox: EventSink, after_s: float = MEASURE_AFTER_S) -> None:
-    """Measure, store and put the speed. Without it the node counts as the reference machine."""
+    """Measure the speed, store it, and put it into the inbox. Without it, the node counts as the reference machine."""
     await asyncio.sleep(after_s)
     try:
         code, output = await run_command(_command(), MEASURE_S_MAX, output_bytes_max=FILE_BYTES_MAX)
@@ -110,7 +110,7 @@ def measured() -> float:
 
 
 def _work() -> None:
-    """Do one unit of work: about as long in the interpreter as in the hash function."""
+    """Do one unit of work, about half in the interpreter and half in the hash function."""
     number = 1
     last_seen = {}
     for step in range(_STEPS):

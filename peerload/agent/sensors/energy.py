@@ -1,8 +1,8 @@
 """Energy of this node: joules from the best power sensor and from its GPUs, divided among tasks, other programs and idling.
 
-Joules are read at each sample of the load. A window, in which they are divided, is longer where many tasks run, since the launcher
-has to read the processor time of each. What is counted goes to STATE/energy.db every KEPT_EVERY samples, without a sync: a killed
-agent loses nothing but who had the joules of the last seconds, since the counters went on.
+Joules are read at each sample of the load. They are divided at the end of a window, which is longer if many tasks run, since the
+launcher has to read the processor time of each. The accounts are written to STATE/energy.db every KEPT_EVERY samples, without a
+sync: a killed agent only loses the division of the last seconds' joules, since the counters continue.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ log = logging.getLogger("peerload.agent")
 
 DATABASE = "energy.db"
 PRIMARY_CODE = 0xFF
-"""Mask of the part of an extended error code of SQLite that names the kind."""
+"""Mask of the primary error code in an extended one of SQLite."""
 TASKS_PER_SAMPLE = 32
-"""Running tasks whose processor time is read at each sample; of more it is read less often."""
+"""Maximum number of running tasks whose processor time is read at each sample; with more, it is read less often."""
 SCAN_EVERY = 5
-"""Samples from one reading of processor times to the next where the launcher has to scan /proc for them."""
+"""Number of samples between readings of processor times if the launcher has to scan /proc for them."""
 KEPT_EVERY = 5
 PRUNED_EVERY = 1800
 CARD_SILENT_S = 15.0
-"""A GPU that tells nothing for so long is lost: the time is a gap."""
+"""Silence after which a GPU counts as lost; that time is a gap."""
 SLEPT_S_MIN = 1.0
-"""Shortest time for which a machine is suspended; the clocks are not read at the same moment."""
+"""Minimum difference of the clocks that counts as a suspension, since they are not read at the same time."""
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
 
 
 class UsageSource(Protocol):
-    """The launcher, as far as energy needs it. units: how tasks are contained."""
+    """The interface of the launcher for energy accounting. units: its containment backend."""
 
     units: str
 
@@ -81,8 +81,8 @@ class UsageSource(Protocol):
 
 
 class EnergyCheckpoint(msgspec.Struct):
-    """Checkpoint of the energy accounts, from which the next agent continues. boot: of the machine; at_s: when the last
-    window ended, by its boot clock; slept_s: as of the last sample."""
+    """Checkpoint of the energy accounts, from which the next agent continues. boot: of the machine; at_s: end of the last
+    window, by its boot clock; slept_s: at the last sample."""
 
     boot: str = ""
     at_s: float = 0.0
@@ -90,7 +90,7 @@ class EnergyCheckpoint(msgspec.Struct):
     machine_s: float = 0.0
     own_s: float = 0.0
     joules: float = 0.0
-    """Read since then; gap_s alike."""
+    """Joules read since ``at_s``; gap_s also counts from then."""
     gap_s: float = 0.0
     account: accounting.EnergyAccount = msgspec.field(default_factory=accounting.EnergyAccount, name="book")
     counters: dict[str, accounting.Counter] = {}
@@ -99,17 +99,17 @@ class EnergyCheckpoint(msgspec.Struct):
 
 
 class EnergyStore:
-    """Database STATE/energy.db: totals of each minute, and the state that the next agent continues from. An
+    """Database STATE/energy.db: totals of each minute, and the checkpoint from which the next agent continues. An
     unusable file is replaced by an empty one."""
 
     def __init__(self, path: Path) -> None:
-        """path: of the database; it is in memory if the file can neither be opened nor created anew, such as
-        on a full disk."""
+        """path: of the database. It is in memory if the file can be neither opened nor created, for example on a full
+        disk."""
         try:
             self._database = self._opened(path)
         except (OSError, sqlite3.Error) as error:
             if getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                log.warning("energy accounts are lost, a new file is begun: path=%s error=%s", path, error)
+                log.warning("energy accounts are lost, starting a new file: path=%s error=%s", path, error)
                 for suffix in ("", "-wal", "-shm"):
                     Path(f"{path}{suffix}").unlink(missing_ok=True)
                 self._database = self._opened(path)
@@ -152,7 +152,7 @@ class EnergyStore:
                 database.execute("DELETE FROM totals WHERE until < ?", (keep_since,))
 
     def totals(self, since: float, besides: float = -1.0) -> list[accounting.Totals]:
-        """Totals that end later, in their order, one for each source. besides: without those that begin then."""
+        """Totals that end after ``since``, in order, one for each source; without those that begin at ``besides``."""
         rows = self._database.execute(
             "SELECT min(since), max(until), sum(joules), sum(tasks_joules), sum(other_joules), sum(idle_joules), sum(gap_s),"
             " quality, scope, source FROM totals WHERE until > ? AND since <> ? GROUP BY quality, scope, source ORDER BY 1",
@@ -165,7 +165,7 @@ class EnergyStore:
 
 
 class EnergySensors:
-    """The energy of one node."""
+    """The energy accounting of one node."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class EnergySensors:
         self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
-        """Joules since the agent's start; gap_s likewise."""
+        """Joules since the agent's start; gap_s also counts from then."""
         self._divided_gap_s = 0.0
         self._config = config
         self._node = node
@@ -214,7 +214,7 @@ class EnergySensors:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
     def _restored(self) -> EnergyCheckpoint:
-        """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
+        """The counters that the previous agent stored; after a boot of the machine, only those that are still valid."""
         checkpoint, boot = self._store.checkpoint(), machine_boot_id()
         if checkpoint.boot != boot:
             return EnergyCheckpoint(boot, self._now().boot_s, self._slept_s(), -1.0, -1.0, idle=checkpoint.idle)
@@ -238,7 +238,7 @@ class EnergySensors:
             self._checkpoint.machine_s, self._checkpoint.own_s = machine_s, own_s
             self._checkpoint.at_s = self._sampled_s = self._now().boot_s  # the first sample opens the accounts
         elif not self._samples:
-            # own_s counts from the start of this agent; before, whatever ran may have been on these cores.
+            # own_s counts from the start of this agent; any process may have used these cores before.
             self._checkpoint.own_s = own_s - max(machine_s - self._checkpoint.machine_s, 0.0)
         self._samples += 1
         keys = list(self._node.ledger.running)
@@ -276,12 +276,12 @@ class EnergySensors:
         return found, readings
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
-        """Add the measurement of the best working sensor. What the machine drew while it was suspended is not known."""
+        """Add the measurement of the best working sensor. The consumption during a suspension is unknown."""
         before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self._slept_s()
         slept_s = self._checkpoint.slept_s - before_s
         if slept_s < SLEPT_S_MIN:
             slept_s = 0.0
-        else:  # the counters may have begun anew
+        else:  # the counters may have restarted
             self._counters.counters, self._platform.counters = {}, {}
         deltas = {
             self.command: self.command.take(at_s),
@@ -299,12 +299,12 @@ class EnergySensors:
         if slept_s and self._active is self._counters:
             gap_s = passed_s
         if before is not self._active:
-            gap_s = max(gap_s, 0.0 if joules else passed_s)  # the source that takes over counts from here on
+            gap_s = max(gap_s, 0.0 if joules else passed_s)  # the new source counts from here on
             if not before.is_alive(at_s):
                 log.warning(
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
-                if before is self._counters:  # a reading of power has held meanwhile
+                if before is self._counters:  # meanwhile, a reading of power was in use
                     gap_s += max(at_s - passed_s - before.known_s, 0.0)
         self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
         self._joules += joules
@@ -314,7 +314,7 @@ class EnergySensors:
             self.watts, self.quality = self._active.watts, self._active.quality
 
     def _take_cards(self, at_s: float, passed_s: float) -> None:
-        """Add the energy of the GPUs, and the attempts that held them. A slice of a card has a share of all of it."""
+        """Add the energy of the GPUs, and the attempts that held them. A slice gets a share of the whole card's energy."""
         holders: dict[str, dict[str, None]] = {}
         chips = self._hwmon.cards.power
         places = {
@@ -369,7 +369,7 @@ class EnergySensors:
             self._integrals.pop(place, None)
             delta = self._checkpoint.cards.setdefault(place, accounting.Counter()).take(read_s, reading.energy_j)
             self._last_read_s[place] = max(read_s, self._last_read_s.get(place, read_s))
-        if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts from nothing
+        if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts a new count
             delta = accounting.EnergyDelta(gap_s=at_s - self._last_read_s[place])
             self._last_read_s[place] = at_s
             self._checkpoint.cards.pop(place, None)
@@ -384,7 +384,7 @@ class EnergySensors:
         is_model = self._model in sources
         busy_s = max(own_s - checkpoint.own_s if is_model else machine_s - checkpoint.machine_s, 0.0)
         joules, cards_w = self._joules, 0.0
-        if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
+        if any(one.scope == "node" for one in sources) and not is_model:  # includes the GPUs
             joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
             cards_w = sum(card.idle_w for card in self._cards.values())
         quality = Quality.worst(tuple(one.quality for one in sources))
@@ -411,8 +411,8 @@ class EnergySensors:
             self._bucket.add(totals)
 
     def _idle_watts(self, joules: float, known_s: float, busy: float, cards_w: float, *, is_model: bool) -> float:
-        """Power that the host would draw idle. Notes when its measured curve is stale. cards_w: of idle GPUs, which the curve
-        of a whole machine includes."""
+        """Power that the host would draw when idle. Notes when its measured curve is stale. cards_w: power of idle GPUs, which the
+        curve of a whole machine includes."""
         curve = self.curve
         if is_model or curve.quality is not Quality.ESTIMATED:
             idle_w = max(curve.watts[0] - cards_w, 0.0)
@@ -435,7 +435,7 @@ class EnergySensors:
     # -- ends of attempts ----------------------------------------------------------------------------------------------
 
     def ended(self, key: str, exit_: Exit) -> Exit:
-        """The exit of an attempt with its joules, as far as they are known."""
+        """The exit of an attempt with its joules, as far as known."""
         if not 0 < exit_.started_at < exit_.ended_at:
             return exit_
         account, usage, rate_else = self._checkpoint.account, exit_.usage, 0.0
@@ -479,7 +479,7 @@ class EnergySensors:
         self._store.close()
 
     def totals(self, since: float) -> dict[str, object]:
-        """The answer to `energy`: this node since then (Unix s), the quality that of its worst part. Raises StoreError."""
+        """The answer to `energy`: energy since a time (Unix s), with the quality of its worst part. Raises StoreError."""
         newest = self._bucket
         try:
             found = self._store.totals(since, -1.0 if newest is None else newest.since)
@@ -551,13 +551,13 @@ class EnergySensors:
         return joules_by_label | {metrics.ENERGY_GAP: self._divided_gap_s}
 
     def gauges(self) -> dict[str, float]:
-        """The power now; {} if it is not known."""
+        """The current power; {} if it is unknown."""
         if self.watts is None:
             return {}
         return {labelled(metrics.POWER, source=self._active.name, quality=self.quality.value): self.watts}
 
     def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
-        """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""
+        """Store a power profile of this machine, and send its curve to other nodes → the profile. Raises BadRequest."""
         cpu = processor()
         try:
             if request.document:
@@ -578,7 +578,7 @@ class EnergySensors:
         try:
             store_profile(Path(self._config.state), profile)
         except OSError as error:
-            raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
+            raise StoreError("the power profile cannot be stored", why=str(error.strerror)) from None
         self.is_stale, self._drift = False, accounting.Drift()
         self._inbox.put(PowerMeasured(profile.curve))
         return dict(msgspec.to_builtins(profile))

@@ -1,12 +1,12 @@
-"""The GPU sensors of this node. The driver is called in a thread of its own: one that hangs makes the GPUs unknown, and
-nothing else.
+"""The GPU sensors of this node. A separate thread calls the driver: if it hangs, the GPUs become unknown, without any
+other effect.
 
-One call is made at a time (`GpuThread`). After a timeout the GPUs are reported as unknown until the call
-comes back. They are read every second while a task holds one or waits for one, and less often else.
+One call is made at a time (`GpuThread`). After a timeout the GPUs are reported as unknown until the call returns.
+They are read every second while a task holds one or waits for one, and otherwise less often.
 
-Agents on one machine must not give the same card to different tasks, so each locks those it uses. A lock is on a file that all
-agents of the machine know, and ends with the process that holds it. A card that cannot be locked is not used, since another
-agent may have it.
+Agents on one machine must not give the same card to different tasks, so each locks the cards that it uses. A lock is on a file that
+all agents of the machine know, and ends with the process that holds it. A card that cannot be locked is not used, since another
+agent may use it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.gpus")
 
 PLACES = (Path("/run/lock"), Path("/var/lock"), Path("/run/lock/peerload"), Path("/tmp"))  # noqa: S108 -- FLAGS
-"""Directories for locks. Some distributions let root alone write to the first ones; deploy/tmpfiles.d makes the third."""
+"""Directories for locks. Some distributions only let root write to the first ones; deploy/tmpfiles.d makes the third."""
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Flags with which links are not followed, and pipes not waited for, that others have put in the file's place."""
+"""Flags against links and pipes that other users have put in the file's place: do not follow or wait for them."""
 
 
 class DeviceLocks:
@@ -58,10 +58,10 @@ class DeviceLocks:
         self._place = place or _place()
         self._held: dict[str, int] = {}
         self.refused: dict[str, str] = {}
-        """Devices that are not used (id), and why."""
+        """Devices that are not used: id → reason."""
 
     def claim(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Lock devices → those that are ours. New refusals are logged."""
+        """Lock devices → the locked ones. New refusals are logged."""
         before, self.refused = self.refused, {}
         found = []
         for device in devices:
@@ -75,7 +75,7 @@ class DeviceLocks:
         return tuple(found)
 
     def _lock(self, device: Device) -> str:
-        """Lock a device → why it is not ours, "" if it is."""
+        """Lock a device → the reason why this failed, "" if it succeeded."""
         path = self._place / f"peerload-device-{device.mark:08x}"
         try:
             fd = _opened(path)
@@ -89,7 +89,7 @@ class DeviceLocks:
             os.close(fd)
             return why
         self._held[device.id] = fd
-        with contextlib.suppress(OSError):  # another user's file, or a full disk: the claim holds without our number
+        with contextlib.suppress(OSError):  # a file of another user, or a full disk: the lock is valid without the pid
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return ""
@@ -105,17 +105,17 @@ def _opened(path: Path) -> int:
     that in such directories if the file is another user's. Raises OSError."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_RDWR | FLAGS)
-    before = os.umask(0)  # agents of other users are to find it, too
+    before = os.umask(0)  # agents of other users must be able to open it
     try:
         with contextlib.suppress(FileExistsError):
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
     finally:
         os.umask(before)
-    return os.open(path, os.O_RDONLY | FLAGS)  # a lock needs no more
+    return os.open(path, os.O_RDONLY | FLAGS)  # sufficient for a lock
 
 
 def _locked(fd: int) -> str:
-    """Lock it → why it could not be locked, "" if it is ours. Raises OSError."""
+    """Lock the file → the reason why this failed, "" if it succeeded. Raises OSError."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return "it cannot be claimed: something else is in the place of the claim's file"
     try:
@@ -128,8 +128,8 @@ def _locked(fd: int) -> str:
 
 
 def _place() -> Path:
-    """The first directory that everybody may write to, so that agents of different users, root's too, choose the same. If
-    there is none, the last one: claims are refused there."""
+    """The first directory that all users may write to, so that agents of different users, including root, choose the same. If
+    there is none, the last one, where claims will be refused."""
     for place in PLACES:
         with contextlib.suppress(OSError):
             mode = place.stat().st_mode
@@ -149,8 +149,8 @@ class GpuThread:
         return self._done is not None and not self._done.done()
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
-        """The result of the call, or its exception. Raises TimeoutError if it does not return in time, or the last one
-        has not; BlockingIOError if no thread can be made."""
+        """The result of the call, or its exception. Raises TimeoutError if it does not return in time, or the previous call
+        has not returned; BlockingIOError if no thread can be made."""
         if self.is_busy:
             raise TimeoutError
         self._done = in_own_thread(call)
@@ -177,18 +177,18 @@ START_S_MAX = 2.0
 SAMPLE_S = 1.0
 """Interval of readings while a task has a GPU or waits for one."""
 IDLE_SAMPLE_S = 5.0
-"""Interval of readings else, and of the search for slices where the only cards are meant for slices and have none."""
+"""Interval of readings otherwise, and of searches for slices if the only cards are in MIG mode without slices."""
 LOOK_AGAIN_S = 0.05
-"""Interval of readings after an attempt has left a GPU."""
+"""Interval of readings shortly after an attempt has left a GPU."""
 LOOK_S = 2.0
-"""Duration of these, since memory may be freed a moment after its process is gone."""
+"""Duration of these readings, since memory may be freed shortly after the end of its process."""
 FIND_EVERY_S = 60.0
-"""Interval of the search for a driver or card where there is none, and for a card that is missing, cannot be used, or
-that another agent has."""
+"""Interval of the search for a driver or card if there is none, and for a card that is missing, unusable, or used
+by another agent."""
 FIND_AGAIN_S = 2.0
 """Interval of the search for a driver that was unloaded."""
 SEEN_MAX = 2 * DEVICES_MAX
-"""Bound on remembered cards, present and missing ones."""
+"""Maximum number of remembered cards, present or missing."""
 REPORT_BYTES = 16 << 20
 REPORT_BUSY = 0.05
 """Smaller changes are not reported."""
@@ -201,13 +201,13 @@ NOT_INSTALLED = f"no {nvml.LIBRARY}: the driver is not installed"
 """The reason on most machines without GPUs."""
 
 FAULTS_FILE = "gpus"
-"""File of STATE that keeps the errors that GPUs have reported."""
+"""File of STATE with the errors that GPUs have reported."""
 
 Read = list[tuple[nvml.CardReading, dict[int, str | None]]]
 
 
 class Gpus:
-    """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed
+    """Puts DevicesFound when the set of GPUs has changed, and DevicesSampled when readings have changed
     noticeably.
 
     library: a module like `pynvml`; None: the driver of this machine is searched. others: this node's devices of other
@@ -276,16 +276,16 @@ class Gpus:
         return self.devices
 
     def look(self) -> None:
-        """Read all cards now, and often for a moment: an attempt has left a GPU, or wants one."""
+        """Read all cards now, and often for a short time: an attempt has left a GPU, or needs one."""
         self._look_until_s = time.monotonic() + LOOK_S
         self._wanted.set()
 
     def wake(self) -> None:
-        """Read all cards now: an attempt has been given a GPU."""
+        """Read all cards now: an attempt has got a GPU."""
         self._wanted.set()
 
     async def read_anew(self) -> None:
-        """Return when a reading that began after this call was reported, if it has changed; at once if the driver does
+        """Return when a reading that began after this call was reported, if it has changed; immediately if the driver does
         not answer."""
         if not self._gpus or self._is_away:
             return
@@ -295,7 +295,7 @@ class Gpus:
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
     async def run(self, ledger: Ledger, event_log: EventLog) -> None:
-        """Run for ever, for the tasks of this ledger. event_log: gets an event when a GPU is found, and when its health changes."""
+        """Run until cancelled, for the tasks of this ledger. event_log: gets an event when a GPU is found or its health changes."""
         self._ledger, self._event_log = ledger, event_log
         while True:
             await self._wait()
@@ -309,7 +309,7 @@ class Gpus:
                 await self._sample()
 
     async def close(self) -> None:
-        """Close the driver; a thread that hangs is left alone."""
+        """Close the driver; a hanging thread is abandoned."""
         if self._thread is None:
             return
         if self._nvml is not None and not self._thread.is_busy:
@@ -321,7 +321,7 @@ class Gpus:
     # -- in the thread -------------------------------------------------------------------------------------------------
 
     def _find(self, *, is_anew: bool = False) -> tuple[tuple[Device, ...], str]:
-        """The GPUs, or none and why. is_anew: also those that came after the first search."""
+        """The GPUs, or none and the reason. is_anew: also find cards that were added after the first search."""
         library = self._library or nvml.find_library()
         if library is None:
             return (), NOT_INSTALLED
@@ -333,7 +333,7 @@ class Gpus:
             return (), str(error)
         except nvml.SessionOver as error:
             self._nvml.close(is_over=True)
-            return (), f"the driver went away: {error}"
+            return (), f"the driver was unloaded: {error}"
         if not gpus:
             self._nvml.close()
         why = NO_SLICES if self._nvml.awaits_slices else "the driver has no card that can be used"
@@ -359,7 +359,7 @@ class Gpus:
         if self._is_away:
             pause_s = FIND_AGAIN_S
         elif not self._gpus:
-            # One that was late at the start is waited for; a hung one for as long as it hangs.
+            # Waits for a driver that was late at the start, or that still hangs.
             if self._thread is not None and self._thread.is_busy:
                 await self._thread.idle()
                 return
@@ -381,13 +381,13 @@ class Gpus:
         if self._thread is not None and self._thread.is_busy:
             return
         await self.find(READ_S_MAX)
-        if was_away and not self._gpus:  # what is away stays known: its tasks may still hold it
+        if was_away and not self._gpus:  # missing GPUs stay known: tasks may still hold them
             return
         if self.devices != before:
             self._inbox.put(DevicesFound(self.devices))
 
     async def _look_for_more(self) -> None:
-        """Search again: cards of other agents may be free, missing ones may be back."""
+        """Search again: cards of other agents may have become free, missing ones may be back."""
         gpus, why_none = self._seen, ""
         if self._is_short or self._has_mig_layout_changed:
             assert self._thread is not None
@@ -395,9 +395,7 @@ class Gpus:
             self._is_late = self._has_mig_layout_changed = False
             try:
                 gpus, why_none = await self._thread.do(functools.partial(self._find, is_anew=is_anew), READ_S_MAX)
-            except (
-                TimeoutError
-            ):  # a driver that wakes its cards only now: look at once what it has found when it is back
+            except TimeoutError:  # the driver may be waking its cards: check the result when it returns
                 self._is_late = True
                 self._look_for_more_at_s = 0.0
                 return
@@ -442,7 +440,7 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """True if a known device is not listed any more, neither as a whole card nor in slices."""
+        """True if a known device is no longer listed, neither as a whole card nor in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 
@@ -481,7 +479,7 @@ class Gpus:
             self._report_unknown(HANGS)
             await self._thread.idle()
             log.warning("GPU driver answers again")
-            return  # its answer is out of date
+            return  # its answer is outdated
         except nvml.MigLayoutChanged:
             log.info("slices of a GPU have changed, searching again")
             self._has_mig_layout_changed = True
@@ -512,7 +510,7 @@ class Gpus:
         readings = []
         for card, owners in cards:
             averaged = self._gpus.get(card.id)
-            if averaged is None:  # another agent's, or left alone
+            if averaged is None:  # used by another agent, or excluded
                 continue
             held = by_device.get(card.id, [])
             tenants = nvml.memory_by_owner(
@@ -563,7 +561,7 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
 
 
 def _is_or_is_of(device: Device, name: str) -> bool:
-    """True if a selector of GPUs matches this device, or, by its number, the card that this slice is a part of."""
+    """True if a selector of GPUs matches this device or, by its number, the card of this slice."""
     is_of = name.isdecimal() and device.index // nvml.SLICES_FROM == int(name) + 1
     return is_of or matches_device(device, name)
 
@@ -574,12 +572,12 @@ def node_gpus(
     claims: DeviceLocks,
     library: Any = None,  # noqa: ANN401 -- a module without types
 ) -> Gpus:
-    """The GPU sensors as configured. library: a module like `pynvml` with simulated cards of this agent alone; None:
-    the driver of this machine is searched."""
+    """The GPU sensors as configured. library: a module with the interface of `pynvml` and simulated cards of this agent
+    alone; None: the driver of this machine is searched."""
     excluded = tuple(map(str, config.gpu.exclude))
 
     def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """The GPUs without those that the config excludes, and those that another agent of this machine has."""
+        """The GPUs without excluded ones, and without those that another agent of this machine uses."""
         left = tuple(device for device in devices if not any(map(functools.partial(_is_or_is_of, device), excluded)))
         return claims.claim(left) if library is None else left
 

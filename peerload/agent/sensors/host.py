@@ -1,4 +1,4 @@
-"""HostSensors of the host: cores, memory, load and pressure, read from /proc."""
+"""Sensors of the host: cores, memory, load and pressure, read from /proc."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 2.0
 QUIET_SAMPLE_S = 4.0
-"""Interval while no task runs and the last sample was like those before."""
+"""Interval while no task runs and the last sample did not change noticeably."""
 AVERAGE_S = 5.0
 """Time constant of the exponential average of utilization."""
 FOREIGN_AVERAGE_S = 15.0
-"""Time constant for foreign programs: a short burst of them moves no task."""
+"""Time constant for foreign load: a short burst must not move tasks."""
 FOREIGN_EVERY_S = 3.0
-"""The use of this node's own tasks is read after so long: every two samples, or every one while it is quiet."""
+"""Minimum interval of readings of this node's own use: every second sample, or each one while it is quiet."""
 CPUS_MIN = 0.01
 TICKS = os.sysconf("SC_CLK_TCK")
 IOWAIT = 4
-"""Place of this time in a line of /proc/stat; idle time stands before it."""
+"""Index of the iowait time in a line of /proc/stat; idle time is before it."""
 REPORT_CPUS = 0.05
 """Smaller changes (in cores) are not reported."""
 REPORT_PRESSURE = 0.05
 REPORT_WATTS, REPORT_WATTS_SHARE = 2.0, 0.1
 REPORT_MEMORY_SHARE = 1 / 32
-"""Smaller changes of the memory in use, as a share of all, are not reported."""
+"""Smaller changes of the memory in use, as a share of all memory, are not reported."""
 
 
 class OwnTime(Protocol):
@@ -58,8 +58,8 @@ class OwnTime(Protocol):
 class HostSensors:
     """Puts a LoadSampled whenever the readings have changed noticeably.
 
-    cpus_busy: cores in use by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same without our own work,
-    averaged over FOREIGN_AVERAGE_S. A period in which the time of our own work is not known, or decreases, does not count for
+    cpus_busy: cores in use by all programs, averaged over AVERAGE_S. cpus_busy_foreign: the same without our own work,
+    averaged over FOREIGN_AVERAGE_S. A period in which the time of our own work is unknown, or decreases, does not count for
     foreign load.
     """
 
@@ -98,7 +98,7 @@ class HostSensors:
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
-        """Suppress an OSError, such as too many open files: what was read last holds. The first one is logged."""
+        """Suppress an OSError, such as too many open files: the last reading stays valid. The first error is logged."""
         try:
             yield
         except OSError as error:
@@ -136,8 +136,8 @@ class HostSensors:
             self._inbox.put(sampled)
 
     def _sample_foreign(self, busy_s: float, passed_s: float) -> None:
-        """Update the average of foreign load. The two clocks never tick at the same moment, so single periods may be
-        negative: they are averaged as they are."""
+        """Update the average of foreign load. The two clocks never tick at the same time, so that single periods may be
+        negative; they are averaged unchanged."""
         self._busy_s += busy_s
         self._passed_s += passed_s
         if self._passed_s < FOREIGN_EVERY_S:
@@ -168,14 +168,14 @@ class Cores:
     """The cores that this process and its tasks may use, and their busy time.
 
     cpus: the number of cores in the affinity mask, or the cgroup quota if that is less. Busy time of these cores
-    excludes idle and iowait, and includes time taken by a hypervisor (steal). Under a quota, it is what the cgroup has
-    used, or, if that is more, what others use of the cores that the quota needs.
+    excludes idle and iowait, and includes time taken by a hypervisor (steal). Under a quota, it is the time that the cgroup
+    has used or, if that is more, the time that others use of the cores that the quota needs.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._stat = KernelFile(root / "proc/stat")
         self.machine_s = 0.0
-        """Busy seconds of all cores of the machine, whoever may use them."""
+        """Busy seconds of all cores of the machine, including those that this process may not use."""
         self._mask = os.sched_getaffinity(0)
         self._lines_max = max(self._mask) + 2
         self.cpus, self._usage = float(len(self._mask)), None
@@ -197,7 +197,7 @@ class Cores:
         return max(busy_s, 0.0), passed_s
 
     def _read(self) -> tuple[float, float, float]:
-        """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
+        """(busy, total) seconds of the cores in the mask since boot, and the seconds that the quota's cgroup has used."""
         busy = total = 0
         lines = self._stat.read().split(b"\n", self._lines_max)
         if len(together := lines[0].split()[1:9]) > IOWAIT:
@@ -208,7 +208,7 @@ class Cores:
             if not name.startswith(b"cpu"):
                 break
             if int(name[3:]) in self._mask:
-                times = list(map(int, fields[:8]))  # guest time is counted in user time already
+                times = list(map(int, fields[:8]))  # user time already includes guest time
                 all_ticks = sum(times)
                 total += all_ticks
                 busy += all_ticks - times[IOWAIT - 1] - times[IOWAIT]
@@ -258,7 +258,7 @@ def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
 
 
 def _used_s(path: Path) -> float:
-    """Processor seconds that a cgroup has counted: microseconds after a word, or nanoseconds alone."""
+    """Processor seconds that a cgroup has counted. The file has microseconds after a name, or only nanoseconds."""
     words = read_text_of(path).split()
     if words[:1] == ["usage_usec"]:
         return int(words[1]) / 1e6
@@ -266,7 +266,7 @@ def _used_s(path: Path) -> float:
 
 
 def _memory_limits(root: Path) -> list[tuple[int, Callable[[], int]]]:
-    """Limit in bytes of each cgroup of this process, and a function that reads what it uses."""
+    """Limit in bytes of each cgroup of this process, and a function that reads its use."""
     files = [(directory / "memory.max", "memory.current") for directory in _cgroups(root, "")]
     files += [(directory / "memory.limit_in_bytes", "memory.usage_in_bytes") for directory in _cgroups(root, "memory")]
     found = [(read_text_of(file), partial(_used_bytes, file.with_name(usage))) for file, usage in files]
@@ -278,7 +278,7 @@ def _used_bytes(usage: Path) -> int:
     used, stat = read_text_of(usage), read_text_of(usage.with_name("memory.stat"))
     cache = map(
         int, re.findall(r"^(?:total_)?inactive_file ([0-9]+)$", stat, re.MULTILINE)
-    )  # v1 tells it without its parts, too
+    )  # v1 also has a value without the child cgroups
     return max(int(used) - max(cache, default=0), 0) if used.isdecimal() else 0
 
 

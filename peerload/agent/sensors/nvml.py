@@ -1,15 +1,15 @@
-"""NVIDIA GPUs by NVML (`pynvml`, the module of nvidia-ml-py): which there are (slices too), how they are linked, what each does
-now, whether it is healthy, and whose its memory is.
+"""NVIDIA GPUs by NVML (`pynvml`, the module of nvidia-ml-py): the existing GPUs and slices, their links, their current
+use, their health, and the owners of their memory.
 
-Abilities of a card are found by asking it, never by its model. Every call may fail: a card that cannot report something
-answers with an error; so does a driver that is older than a function, and a lost card. Calls may hang for ever: use this in a
-thread of its own (`gpus.py`). Nothing is ever set on a card, and no card is cut into slices: existing slices are used.
+Abilities of a card are found by queries, never by its model. Every call may fail: a card that cannot report a value
+answers with an error; so does a driver that is older than a function, and a lost card. Calls may hang forever: use this in a
+separate thread (`gpus.py`). No setting of a card is changed, and no card is cut into slices: existing slices are used.
 
-Errors of the program that ran do not count against the health of a card. Any other does until the driver is reloaded, even if
-the agent restarts (`GpuFaults` are kept in a file).
+Errors caused by programs do not count against the health of a card. Any other error counts until the driver is reloaded, even if
+the agent restarts (`GpuFaults` are stored in a file).
 
-The driver lists processes and the memory in use. It may omit processes (of containers), and how much each has. What no
-process of ours explains is foreign, and foreign use always counts.
+The driver lists processes and the memory in use. It may omit processes (in containers), or their memory. Use that
+no process of ours explains is foreign, and foreign use always counts.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ LIBRARY = "libnvidia-ml.so.1"
 NOT_THERE = frozenset({15, 16, 28})
 """Errors of a card that is lost, needs a reset, or cannot be found."""
 SESSION_OVER = frozenset({1, 9, 18})
-"""Errors after the driver was unloaded: not initialized, not loaded, or of another version than the library."""
+"""Errors after the driver was unloaded: not initialized, not loaded, or another version than the library."""
 CANNOT_TELL = frozenset({2, 3, 4, 6, 7, 10, 13, 22, 25, 26, 27, 29})
 """Errors that say nothing about a card's health: unsupported, not permitted, or nothing there."""
 
 
 class SessionOver(Exception):
-    """The driver was unloaded. What was found of the cards is void; call `find` again."""
+    """The driver was unloaded. All information about the cards is invalid; call `find` again."""
 
 
 class Library:
-    """The library. module: `pynvml`, or the like."""
+    """The library. module: `pynvml`, or one with the same interface."""
 
     def __init__(self, module: Any) -> None:  # noqa: ANN401 -- a module without types
         self._module = module
@@ -56,7 +56,7 @@ class Library:
         """Errors since this was last cleared, without those of CANNOT_TELL."""
 
     def ask(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401 -- the function's own type
-        """Call the function of that name; None if this card, driver or module cannot. Raises SessionOver."""
+        """Call the function of this name; None if card, driver or module does not support it. Raises SessionOver."""
         function = getattr(self._module, name, None)
         if function is None:
             return None
@@ -69,8 +69,8 @@ class Library:
         return None
 
     def ask_newest(self, name: str, versions: tuple[str, ...], *arguments: Any) -> Any:  # noqa: ANN401 -- as above
-        """Call the first of its versions that driver and module have. The functions without a version raise something
-        else where the driver is older than the module."""
+        """Call the first of these versions that driver and module support. The functions without a version raise another
+        error if the driver is older than the module."""
         for version in versions:
             answer = self.ask(name + version, *arguments)
             if answer is not None:
@@ -78,7 +78,7 @@ class Library:
         return None
 
     def begin(self) -> str:
-        """Open a session. → why it fails, "" if it is open."""
+        """Open a session → the reason why this failed, "" if it is open."""
         try:
             self._module.nvmlInit()
         except self._module.NVMLError as error:
@@ -100,7 +100,7 @@ class Library:
 
 
 def find_library() -> Any:  # noqa: ANN401 -- a module without types
-    """Load `pynvml`; None without a driver, since an import would cost memory for nothing."""
+    """Load `pynvml`; None without a driver, since the import would only take memory."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -135,11 +135,11 @@ XID_TEXTS = {
 HELD_DOWN_BITS = 0x08 | 0x20 | 0x40 | 0x80
 """Throttling by the hardware, for heat (software or hardware), or by the power supply. A power cap (0x04) is normal."""
 HELD_DOWN_S = 30.0
-"""A card is degraded after throttling for this long."""
+"""Time of throttling after which a card is degraded."""
 RECOVERED_S = 10.0
-"""A degraded card recovers after this long without throttling."""
+"""Time without throttling after which a degraded card has recovered."""
 ERRORS_MAX = 64
-WAS_LOST = "it was lost: its driver has to be loaded anew before it is used again"
+WAS_LOST = "it was lost: its driver has to be reloaded before it is used again"
 
 
 def xid_text(number: int) -> str:
@@ -147,7 +147,7 @@ def xid_text(number: int) -> str:
 
 
 class GpuFaults:
-    """Errors that cards have reported, by name. boot: id of this start of the machine. file: where they are kept for
+    """Errors that cards have reported, by name. boot: id of this boot of the machine. file: where they are stored for
     the next agent, None = nowhere."""
 
     def __init__(self, boot: str = "", file: Path | None = None) -> None:
@@ -180,7 +180,7 @@ class GpuFaults:
         return True
 
     def add_lost(self, card: str) -> None:
-        """Record that the driver does not reach a card. Earlier errors take precedence."""
+        """Record that the driver cannot reach a card. Earlier errors take precedence."""
         if card not in self._errors:
             log.warning("GPU lost, no task gets it any more: gpu=%s", card)
             self._add(card, WAS_LOST)
@@ -191,7 +191,7 @@ class GpuFaults:
             self._store()
 
     def error_of(self, *names: str) -> str:
-        """The error of any of these names (a slice, and its card); "" if there is none."""
+        """The error of one of these names (a slice, and its card); "" if there is none."""
         return next((self._errors[name] for name in names if name in self._errors), "")
 
     def _stored(self) -> dict[str, str]:
@@ -228,7 +228,7 @@ class ThrottleDetector:
         self.is_weak = False
 
     def take(self, bits: int, now_s: float) -> bool:
-        """Take a reading of the throttle reasons. → whether the card is throttled now."""
+        """Process a reading of the throttle reasons → True if the card is throttled now."""
         is_held = bool(bits & HELD_DOWN_BITS)
         if is_held:
             self._free_since_s = None
@@ -251,8 +251,8 @@ def judged(
     speed: float | None,
 ) -> tuple[Health, str]:
     """Health of a card, and the reason. ill: an error that it has reported. uncorrected: memory errors since the
-    driver was loaded. rows: whether memory rows wait to be replaced, and whether they cannot be. speed: 0 … 1
-    while it is throttled for long."""
+    driver was loaded. rows: True if memory rows wait to be replaced, and if they cannot be replaced. speed: 0 … 1
+    while it has been throttled for long."""
     pending, failed = rows
     if not is_there:
         return Health.SICK, "it is lost: the driver does not reach it any more"
@@ -312,8 +312,8 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments; power_w, energy_j (since
-    the driver was loaded): of the whole card, also for a slice."""
+    """The reading of one device; None for values that it cannot report. busy: 0 … 1, recent average; power_w, energy_j (since
+    the driver was loaded): of the whole card, even for a slice."""
 
     id: str
     health: Health = Health.OK
@@ -328,7 +328,7 @@ class CardReading(msgspec.Struct, frozen=True):
 
 
 class _Card:
-    """A device with its handle. whole: handle and name of the card that a slice is a part of, else its own. instances:
+    """A device with its handle. whole: handle and name of the card of a slice, or else its own. instances:
     the numbers of a slice."""
 
     __slots__ = ("clocks", "device", "handle", "instances", "whole", "whole_name")
@@ -371,7 +371,7 @@ class Nvml:
         self.unusable = 0
         """Number of cards that could not be used at the last search."""
         self.places: set[str] = set()
-        """PCI addresses of the cards at the last search, those for slices without any, too."""
+        """PCI addresses of the cards at the last search, including cards in MIG mode without slices."""
 
     @property
     def awaits_slices(self) -> bool:
@@ -379,7 +379,7 @@ class Nvml:
         return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
-        """All GPUs, slices instead of the cards that are cut. New problems with cards are logged. Raises OSError with
+        """All GPUs, with slices instead of the cards that have them. New problems with cards are logged. Raises OSError with
         the reason if there can be none, SessionOver if the driver is unloaded meanwhile."""
         if not self._is_open:
             why = self._library.begin()
@@ -416,7 +416,7 @@ class Nvml:
         return tuple(card.device for card in self._cards)
 
     def find_anew(self) -> tuple[Device, ...]:
-        """Find the GPUs in a new session: an open one does not list cards that came after its start."""
+        """Find the GPUs in a new session: an open one does not list cards that were added after its start."""
         if self._is_open:
             self._read_faults()
             self._close_session()
@@ -438,7 +438,7 @@ class Nvml:
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def _add(self, index: int, handle: object) -> str:
-        """Add a card, or its slices. → why it cannot be used, "" if it can."""
+        """Add a card, or its slices → the reason why it cannot be used, "" if it can."""
         name = text(self._library.ask("nvmlDeviceGetUUID", handle))
         if not name:
             return NO_NAME
@@ -474,7 +474,7 @@ class Nvml:
         return found
 
     def _has_mig_layout_changed(self) -> bool:
-        """True if the slices of a card have changed since they were found. A lost card cannot tell."""
+        """True if the slices of a card have changed since they were found. Unknown, so False, for a lost card."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
             now = _shape(self._slices(handle))
@@ -521,7 +521,7 @@ class Nvml:
         return tuple((other.device.id, self._nearness(card, other)) for other in self._cards if other is not card)
 
     def _nearness(self, one: _Card, other: _Card) -> int:
-        """Links of a slice; slices communicate over PCI Express, whatever links their cards have."""
+        """Nearness of two cards. Slices communicate over PCI Express, regardless of the links of their cards."""
         if one.whole_name == other.whole_name:
             return Nearness.INTERNAL
         if not one.is_slice and not other.is_slice and self._has_nvlink(one.whole) and self._has_nvlink(other.whole):
@@ -566,7 +566,7 @@ class Nvml:
         )
         health, why = self._health(card)
         if memory is None and health is Health.OK and "memory" in card.device.capabilities:
-            health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
+            health, why = Health.UNKNOWN, "its memory cannot be read now" + _codes(codes)
         return CardReading(
             card.device.id,
             health,
@@ -644,7 +644,7 @@ class Nvml:
                 self._library.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
 
     def _read_faults(self) -> None:
-        """Take the errors since the last call; does not wait."""
+        """Read the errors since the last call; does not wait."""
         for _ in range(XIDS_READ_MAX if self._events is not None else 0):
             event = self._library.ask("nvmlEventSetWait", self._events, 0)
             if event is None:
@@ -653,13 +653,13 @@ class Nvml:
                 self._faults.add_xid(self._meant(self._name(event.device), event), int(event.eventData))
 
     def _name(self, handle: object) -> str:
-        """Name of the card of this handle; a lost card does not tell its name."""
+        """Name of the card with this handle. Works for a lost card, too, which does not report its name."""
         address = _address(handle)
         known = (card.whole_name for card in self._cards if address and _address(card.whole) == address)
         return next(known, "") or text(self._library.ask("nvmlDeviceGetUUID", handle))
 
     def _meant(self, name: str, event: Any) -> str:  # noqa: ANN401 -- a ctypes structure
-        """The slice that an error concerns, where it says so; else the whole card."""
+        """The slice that an error concerns, if it names one; else the whole card."""
         instances = (
             int(getattr(event, "gpuInstanceId", NO_INSTANCE)),
             int(getattr(event, "computeInstanceId", NO_INSTANCE)),
@@ -701,18 +701,18 @@ FOREIGN_BYTES = 50 << 20
 FOREIGN_SHARE = 0.001
 """Memory in use, absolute or as a share, that does not indicate a foreign process."""
 CONTEXT_BYTES = 32 << 20
-"""Memory that the driver takes for each process, beyond what it reports."""
+"""Memory that the driver takes for each process without reporting it."""
 FOREIGN_PEAK_S = 300.0
-"""Period of the peaks of foreign processes: each is expected to need its peak of the last one to two periods."""
+"""Period of the peaks of foreign processes: each may need its peak of the last one to two periods again."""
 FOREIGN_BUSY = 0.1
 FOREIGN_READINGS = 3
-"""An unused card that is busier than this in so many readings in a row has a foreign user."""
+"""An unused card that is busier than this in this many successive readings has a foreign user."""
 
 
 class GpuUsage(msgspec.Struct, frozen=True):
     """Use of a card by owner. ours: memory by execution key. foreign_bytes: memory of all others. others: number of other
-    processes that compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
-    process, by pid."""
+    processes that compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each
+    foreign process, by pid."""
 
     ours: dict[str, int] = {}
     foreign_bytes: int = 0
@@ -729,14 +729,14 @@ def memory_by_owner(
     *,
     is_contained: bool,
 ) -> GpuUsage:
-    """The memory of a card by owner. owners: pid → key, as `ProcessOwners.key_of` says. held: attempts that hold the
-    card. is_contained: pids may be of another namespace, so that unknown ones may be ours."""
+    """The memory of a card by owner. owners: pid → key, from `ProcessOwners.key_of`. held: attempts that hold the
+    card. is_contained: pids may belong to another namespace, so that unknown ones may be ours."""
     ours: dict[str, int] = {}
     unreported: list[str] = []
     strange: list[GpuProcess] = []
     for process in processes or ():
         key = owners.get(process.pid)
-        if key and key.startswith(MPS):  # its server's memory is neither of a task nor foreign
+        if key and key.startswith(MPS):  # the memory of an MPS server is neither that of a task nor foreign
             used_bytes = max((used_bytes or 0) - (process.used_bytes or 0) - CONTEXT_BYTES, 0)
             continue
         if not key:
@@ -747,13 +747,13 @@ def memory_by_owner(
             unreported.append(key)
     unseen = [key for key in held if key not in ours]
     if processes is None or (is_contained and any(owners.get(process.pid) is None for process in strange)):
-        # The list does not tell whose they are: attempts that hold the card and are not seen on it are there.
+        # Unknown owners: count them for attempts that hold the card but do not appear on it.
         strange = [process for process in strange if not unseen or owners.get(process.pid) is not None]
         unreported += unseen
         ours.update(dict.fromkeys(unseen, 0))
     foreign = sum(process.used_bytes or 0 for process in strange)
     rest = max((used_bytes or 0) - sum(ours.values()) - foreign, 0)
-    if unreported:  # the rest belongs to those whose memory is not reported
+    if unreported:  # the rest belongs to processes whose memory is not reported
         for number, key in enumerate(unreported):
             ours[key] += rest // len(unreported) + (number < rest % len(unreported))
         rest = 0
@@ -805,8 +805,8 @@ class GpuAverages:
         )
 
     def _foreign_peak(self, tenants: GpuUsage, gap_s: float) -> int:
-        """Sum of the recent peaks of the foreign processes that are there. For each process the peaks of this period
-        and of the last are kept."""
+        """Sum of the recent peaks of the running foreign processes. For each process, the peaks of this period and of the
+        last one are kept."""
         self._peaks_age_s += gap_s
         is_next = self._peaks_age_s >= FOREIGN_PEAK_S
         if is_next:

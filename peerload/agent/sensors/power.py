@@ -1,7 +1,7 @@
 """Power sensors of the host, the best first: a command of the administrator, hwmon, powercap, the load of the machine.
 
-Each tells the joules since it was asked before, and is asked at every sample. The first that has told anything lately counts;
-the others are shown. No library: see docs/adr/0040-energy-measured.md.
+Each sensor returns the joules since its last reading, and is read at every sample. The first with a recent reading counts;
+the others are only shown. Why without a library: see docs/adr/0040-energy-measured.md.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ FIND_EVERY = 30
 """Number of readings between two searches for chips."""
 OUTPUT_BYTES_MAX = 4096
 SILENT_S = 10.0
-"""Time in s after which a counter without readings is no source any more; the time that it missed is a gap."""
+"""Time in s without readings after which a counter is no longer a source; the missed time is a gap."""
 WATTS_MAX = 1e6
 NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|fam15h_power|BAT|AC|ADP|ucsi", re.IGNORECASE)
-"""hwmon chips whose power is that of one device, or flows into the machine."""
+"""hwmon chips that measure only one device, or the power that flows into the machine."""
 WHOLE_MACHINE = ("power_meter", "corsairpsu")
 """Names of chips that measure the whole machine: ACPI's, in servers, and a power supply."""
 POWER_FILES = ("power1_input", "power1_average")
-"""Files of a chip with its power, in microwatts: most have the first, that of ACPI has the second alone."""
-FORBIDDEN_TEXT = "only root may read it; what helps:  peerload doctor"
+"""Files of a chip with its power, in microwatts: most have the first; ACPI chips have only the second."""
+FORBIDDEN_TEXT = "only root may read it; see:  peerload doctor"
 METRICS_HEAD_BYTES, METRICS_FORMAT, METRICS_OF_CARD = 4, 2, 1
-"""Head of `gpu_metrics` of amdgpu: the byte that tells the format, which is 1 for cards, more where it is part of a processor."""
+"""Header of `gpu_metrics` of amdgpu: a byte with the format, which is 1 for cards, and larger for parts of a processor."""
 BUSY_SHARE = 0.1
 _WATTS = re.compile(rb"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?:W|watts?)?\s*", re.IGNORECASE)
 
@@ -79,7 +79,7 @@ class PowerSource:
             self.watts = joules / seconds
 
     def is_alive(self, at_s: float) -> bool:
-        """True if there is a recent reading; a source without one forgets its power."""
+        """True if there is a recent reading; otherwise the last power is dropped."""
         if at_s - self.known_s <= self.silent_s:
             return True
         self.watts = None
@@ -100,7 +100,7 @@ class _OfReadings(PowerSource):
         self.known_s, self.watts, self.why = at_s, watts, ""
 
     def goes_on_from(self, at_s: float) -> None:
-        """Continue from the time up to which the earlier agent has counted."""
+        """Continue from the time at which the earlier agent has stopped counting."""
         self._integral.at_s = at_s
 
     def take(self, at_s: float) -> EnergyDelta:
@@ -108,7 +108,7 @@ class _OfReadings(PowerSource):
 
 
 class PowerCommand(_OfReadings):
-    """`power_cmd`, run as a child every COMMAND_EVERY_S with a time limit. It holds up nothing."""
+    """`power_cmd`, run as a child every COMMAND_EVERY_S with a time limit. It blocks nothing."""
 
     name = "power_cmd"
 
@@ -140,7 +140,7 @@ class PowerCommand(_OfReadings):
 
 
 def watts_of(output: bytes) -> float | str:
-    """The watts that a command has printed, or why these are none."""
+    """The watts that a command has printed, or the reason why they are invalid."""
     found = _WATTS.fullmatch(output[: OUTPUT_BYTES_MAX + 1])
     watts = float(found[1]) if found is not None else 0.0
     if 0.0 < watts <= WATTS_MAX:
@@ -163,8 +163,8 @@ class Hwmon(_OfReadings):
         self._reading: asyncio.Future[None] | None = None
 
     async def refresh(self, at_s: float) -> None:
-        """Take a reading in a thread, since firmware may be slow. A reading that hangs blocks nothing, the end of the agent
-        included, and no other is started meanwhile. Without a chip, a reading is started only now and then."""
+        """Read in a thread, since firmware may be slow. A hanging reading blocks nothing, not even the end of the agent, and no
+        other is started meanwhile. Without a chip, a reading is started only from time to time."""
         if self._file is None and not self.cards.chips and self._find_in > 0:
             self._find_in -= 1
             return
@@ -191,7 +191,7 @@ class Hwmon(_OfReadings):
         if 0.0 < watts <= WATTS_MAX:
             self.has_read(at_s, watts)
         else:
-            self.why = f"it tells {text!r}"
+            self.why = f"its value is {text!r}"
 
     def _found(self) -> Path | None:
         chips = []
@@ -203,8 +203,8 @@ class Hwmon(_OfReadings):
 
 
 class GpuChips:
-    """Chips of hwmon of AMD's and Intel's cards (amdgpu, i915, xe): by the address of the card when it was read, and the reading.
-    A card that is suspended is not woken by being asked, and one that is part of a processor is in the processor's figures."""
+    """hwmon chips of AMD's and Intel's cards (amdgpu, i915, xe): address of the card → time of the reading, and the reading.
+    A suspended card is not woken by a reading. A GPU that is part of a processor is counted with the processor."""
 
     def __init__(self, place: str) -> None:
         self._place = Path(place)
@@ -242,7 +242,7 @@ def _is_card(chip: Path) -> bool:
 
 
 def _micro(file: Path, most: float = WATTS_MAX) -> float | None:
-    """The number in a file, in millionths; None if it cannot be."""
+    """The number in a file, in millionths; None if it is invalid."""
     try:
         value = int(file.read_text(encoding="ascii")) / 1e6
     except (OSError, ValueError):
@@ -251,7 +251,7 @@ def _micro(file: Path, most: float = WATTS_MAX) -> float | None:
 
 
 class PowercapCounters(PowerSource):
-    """The zones of powercap that are added up: packages and memory; or the one of the whole platform."""
+    """The sum of powercap zones: packages and memory; or the one of the whole platform."""
 
     name = "powercap"
 
@@ -279,7 +279,7 @@ class PowercapCounters(PowerSource):
             part = counter.take(at_s, value / 1e6 if value >= 0 else None, most / 1e6, rated / 1e6)
             joules, gap_s = joules + part.joules, max(gap_s, part.gap_s)
         for path, counter in list(self.counters.items()):
-            if is_read and min(before_s, at_s) - counter.at_s > SILENT_S:  # without this zone the sum is not known
+            if is_read and min(before_s, at_s) - counter.at_s > SILENT_S:  # without this zone the sum is unknown
                 gap_s = max(gap_s, at_s - counter.at_s)
                 del self.counters[path]
         if is_read:
@@ -290,14 +290,14 @@ class PowercapCounters(PowerSource):
 
 
 class PowerModel(PowerSource):
-    """Power estimated from the load alone, by the power curve of the node."""
+    """Power estimated only from the load, by the power curve of the node."""
 
     name = "model"
     quality = Quality.ESTIMATED
 
 
 def rated_watts(settings: EnergySettings) -> float:
-    """Sum of the long-term power limits of the processor packages; 0 = not known."""
+    """Sum of the long-term power limits of the processor packages; 0 = unknown."""
     packages = [path for path, name in zones(settings.powercap).items() if name.startswith("package")]
     found = [read_text_of(Path(path, "constraint_0_max_power_uw")) for path in packages]
     return sum(int(text) for text in found if text.isdecimal()) / 1e6
@@ -316,7 +316,7 @@ def _cpu_info(root: Path) -> str:
 
 
 def own_curve(config: AgentConfig, threads: int) -> PowerCurve:
-    """The measured power curve of this machine, else an estimated one. One that cannot be used is logged."""
+    """The measured power curve of this machine, or else an estimated one. An invalid one is logged."""
     path = Path(config.state) / PROFILE_FILE
     try:
         return decoded(path.read_bytes()[:PROFILE_BYTES_MAX], processor()).curve

@@ -1,13 +1,13 @@
 """Processes of this machine: which attempt a process belongs to, and the processor time of this node's own work.
 
-A process of a task bears the mark of its unit in its initial environment. One that has cleared it is found by its
-cgroup (others there bear the mark), by the leader of its session, or by its ancestors. Everything else is foreign, also
-what we may not read.
+A process of a task has the mark of its unit in its initial environment. A process that has cleared it is found by its
+cgroup (other processes there have the mark), by the leader of its session, or by its ancestors. All other processes are foreign,
+including those that we may not read.
 
-Everything but the tasks, the launcher and the agent counts as foreign load, so no use of a task may be missed. With cgroups
-of version 2 the kernel counts all of it. Else it is the sum over the launcher's process tree, each process with the children
-it has waited for: a child that lived shorter than a sampling period is in its parent's count, and an orphan is reparented to
-the launcher.
+All use except by the tasks, the launcher and the agent counts as foreign load, so no use of a task may be missed. With cgroups
+of version 2 the kernel counts all of it. Otherwise it is the sum over the launcher's process tree, each process with the children
+that it has waited for: a child that lived shorter than a sampling period is in its parent's count, and an orphan is reparented
+to the launcher.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 ANCESTORS_MAX = 64
 MPS = "mps"
-"""Beginning of the keys of the daemons of MPS, which run beside the tasks."""
+"""Prefix of the keys of MPS daemons, which run beside the tasks."""
 KEPT_MAX = 4096
-"""Cached owners; they never change."""
+"""Maximum number of cached owners; they never change."""
 FOREIGN_KEPT_S = 10.0
-"""A foreign process is examined again after this: one in exec shows no mark."""
+"""Time after which a foreign process is examined again: during exec, a process shows no mark."""
 CGROUP_PROCESSES_MAX = 256
-"""Processes of a cgroup that are examined for a mark."""
+"""Maximum number of processes of a cgroup that are examined for a mark."""
 INITIAL_NAMESPACE = "pid:[4026531836]"
 """The kernel's number of the initial process namespace, outside of containers."""
 _MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-z]+-[0-9]+)(?:\0|$)")
@@ -45,7 +45,7 @@ _STAT_FIELDS = 20
 
 
 class ProcessOwners:
-    """Finds the attempt that a process belongs to. proc, cgroups: mount points of the kernel's file systems."""
+    """Finds the attempt to which a process belongs. proc, cgroups: mount points of the kernel's file systems."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ProcessOwners:
         self._known: BoundedDict[tuple[int, bytes], tuple[str, float]] = BoundedDict(KEPT_MAX)
 
     def is_contained(self) -> bool:
-        """True if this process has a process namespace of its own, where the driver's pids may mean others."""
+        """True if this process is in its own process namespace, where pids of the driver may mean other processes."""
         try:
             return str((self._proc / "self/ns/pid").readlink()) != INITIAL_NAMESPACE
         except OSError:
@@ -98,7 +98,7 @@ class ProcessOwners:
             parent, _, _ = self._stat(parent)
 
     def _is_elder(self, leader: int, start: bytes) -> bool:
-        """True if this process is the leader that was there before, not a later one with its number."""
+        """True if this process is the original leader, not a later process with the same pid."""
         _, _, begun = self._stat(leader)
         return bool(begun) and int(begun) <= int(start)
 
@@ -153,11 +153,11 @@ CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 
 
 class LauncherIdentity(Protocol):
-    """The launcher that runs now."""
+    """The currently running launcher."""
 
     @property
     def pid(self) -> int:
-        """The pid of the launcher, 0 while there is none."""
+        """The pid of the launcher; 0 if there is none."""
 
     @property
     def run(self) -> str:
@@ -165,7 +165,7 @@ class LauncherIdentity(Protocol):
 
 
 class OwnUse:
-    """Processor time of this node's own work: of the agent, the launcher and the tasks. While no task runs by the ledger, only one
+    """Processor time of this node's own work: the agent, the launcher and the tasks. While no task runs by the ledger, only one
     process is read."""
 
     def __init__(self, launcher: LauncherIdentity, ledger: Ledger, root: Path = Path("/")) -> None:
@@ -173,7 +173,7 @@ class OwnUse:
         self._ledger = ledger
         self._root = root
         self._counter: tuple[tuple[int, str], KernelFile] | None = None
-        """The file in which the kernel counts all tasks of a run of the launcher."""
+        """The file in which the kernel counts all tasks of one run of the launcher."""
 
     @property
     def has_tasks(self) -> bool:
@@ -181,8 +181,8 @@ class OwnUse:
         return bool(self._ledger.running)
 
     def seconds(self) -> float | None:
-        """Processor seconds so far, None if unknown. May decrease: after another launcher was started, or after a
-        process ended that nobody waited for."""
+        """Processor seconds so far, None if unknown. May decrease after another launcher was started, or after the end of
+        a process that no parent waited for."""
         pid, run = self._launcher.pid, self._launcher.run
         launcher = process_fields(pid) if pid and run else []
         if not launcher:
@@ -196,7 +196,7 @@ class OwnUse:
         return _sum_s(used) + time.process_time()
 
     def _counted_s(self, pid: int, run: str) -> float | None:
-        """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
+        """Use of all tasks of this run of the launcher, including ended ones, as the kernel counts it."""
         if self._counter is None or self._counter[0] != (pid, run):
             file = self._found(pid, run)
             self._counter = None if file is None else ((pid, run), file)
@@ -213,7 +213,7 @@ class OwnUse:
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 homes = [self._root / mount / path.strip("/") for mount in CGROUP_MOUNTS]
-                # Beside the launcher's cgroup where a service keeps the agent in one by itself.
+                # Beside the launcher's cgroup if a service keeps the agent in a subgroup.
                 places = (home / f"{ROOT_PREFIX}{run}/cpu.stat" for one in homes for home in (one, one.parent))
                 return next((KernelFile(place) for place in places if place.exists()), None)
         return None
@@ -248,8 +248,8 @@ class KernelFile:
             os.close(self._fd)
 
     def read(self) -> bytes:
-        """First READ_BYTES_MAX bytes of the file; empty if it is absent. After an error it is opened anew: a file system that
-        was started again, as lxcfs in a container, no longer knows the descriptor."""
+        """First READ_BYTES_MAX bytes of the file; empty if it is absent. After an error it is opened again: a restarted file
+        system, such as lxcfs in a container, no longer knows the descriptor."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
-"""The copy of the database that is made before its schema changes, and the way back to it.
+"""The copy of the database before a change of its schema, and how to restore it.
 
-An agent makes the copy itself, so that it does not matter who installed it. `deploy/install` goes back to it if the new
-agent does not come up: `python -m peerload.agent.store.backup DIRECTORY SCHEMA`.
+The agent makes the copy itself, so that every way of installing it is covered. `deploy/install` restores it if the new
+agent does not start: `python -m peerload.agent.store.backup DIRECTORY SCHEMA`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LOG_FILES = ("-wal", "-shm")
 
 
 def copy_of(database: Path, version: int) -> Path:
-    """The copy of this database as it was with the schema of that version."""
+    """The path of the copy of this database with the schema of this version."""
     return database.with_name(f"{database.name}.schema-{version}")
 
 
 def back_up(connection: sqlite3.Connection, database: Path, version: int) -> Path:
-    """Copy the database, whole and durable, before it leaves this version; older copies go. Raises StoreError."""
+    """Make a complete, durable copy of the database before its schema changes; remove older copies. Raises StoreError."""
     place = copy_of(database, version)
     new = place.with_name(f"{place.name}.new")
     try:
@@ -51,8 +51,8 @@ def back_up(connection: sqlite3.Connection, database: Path, version: int) -> Pat
 
 
 def go_back(database: Path, version: int) -> Path | None:
-    """Put the newest copy that a peerload of this schema can read in the place of a newer database → where that one is
-    now; None if the database can be read as it is. The node's incarnation still grows. Raises StoreError."""
+    """Replace a newer database by the newest copy that a peerload of this schema can read → the path of the newer one;
+    None if the database can be read as it is. The node's incarnation still grows. Raises StoreError."""
     if not database.exists():
         return None
     lock = os.open(database.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,7 +75,7 @@ def go_back(database: Path, version: int) -> Path | None:
                 older.execute(KEEP_INCARNATION, incarnation)
         aside = database.with_name(f"{database.name}.set-aside-{found}")
         aside.unlink(missing_ok=True)
-        os.link(database, aside)  # there is a database under its name at any moment
+        os.link(database, aside)  # so a database exists under its name at any time
         for suffix in LOG_FILES:
             path = database.with_name(f"{database.name}{suffix}")
             if path.exists():

@@ -1,8 +1,8 @@
-"""Room on the disk that the state directory lies on, in bytes and inodes: how much there is, a reserve for when there is none.
+"""Disk space of the state directory, in bytes and inodes: how much is free, and a reserve for a full disk.
 
-A full disk must not lose a task. New work is refused while little is left (`DiskSpace.admit`); for what runs already, a
-reserve file is given up in slices, each just before the write that needs it, so that whoever fills the disk does not get
-it all at once. It is taken again when there is room.
+A full disk must not lose a task. New work is refused while little space is left (`DiskSpace.admit`). For running tasks,
+a reserve file is released in slices, each just before the write that needs it, so that the program that fills the disk does
+not get all of it. The reserve is filled again when there is space.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ log = logging.getLogger("peerload.agent")
 
 RESERVE_BYTES = 64 << 20
 RESERVE_SHARE_MAX = 1 / 16
-"""Greatest share of a small disk that the reserve takes."""
+"""Maximum share of a small disk that the reserve takes."""
 SLICE_BYTES = 1 << 20
 LOW_SHARE = 0.05
 LOW_BYTES_MAX = 10 << 30
-"""A disk is low with less than LOW_SHARE of it free; of a very large one, with less than this."""
+"""Free space below which a very large disk is low; a smaller one is low with less than LOW_SHARE of it free."""
 LOW_FILES_MAX = 100_000
-"""A disk is low on inodes with less than LOW_SHARE of them free; a very large one, with less than this."""
+"""The same for free inodes."""
 ROOM_SHARE = 1.2
-"""A disk that was low has room again when so many times the low mark is free: a disk at the mark must not flap."""
+"""Free space, as a multiple of the low mark, at which a low disk is ok again; prevents flapping at the mark."""
 ADMIT_BYTES = 2 << 20
-"""Bytes that must be left beyond the rows of a submission: the ends of running tasks have to be recorded, too."""
+"""Bytes that must stay free after the rows of a submission, for the ends of running tasks."""
 ADMIT_FILES = 64
-"""Inodes that must be left."""
+"""Inodes that must stay free."""
 TASK_ROW_BYTES = 1024
-"""Greatest size of a queued task on disk: its row in the log, then in the database."""
+"""Maximum size of a queued task on disk: its row in the log, then in the database."""
 START_BYTES = 2 << 20
-"""An agent that starts wants this much for its own files."""
+"""Space that an agent needs for its own files when it starts."""
 LOOK_EVERY_S = 4.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
 
 
 class DiskReserve:
-    """File that reserves disk space for emergencies. May be used from any thread."""
+    """File that reserves disk space for emergencies. Thread-safe."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class DiskReserve:
             self.size_bytes = path.stat().st_size
 
     def take(self) -> bool:
-        """Fill it up; False if the disk has no room for that."""
+        """Fill the reserve. → False if the disk has no space for it."""
         with self._lock:
             if self.size_bytes >= self.wanted_bytes:
                 return True
@@ -86,7 +86,7 @@ class DiskReserve:
             return True
 
     def give(self) -> bool:
-        """Give up one slice; False if nothing was left."""
+        """Release one slice. → False if the reserve is empty."""
         with self._lock:
             if not self.size_bytes:
                 return False
@@ -117,7 +117,7 @@ class DiskSpace:
         return min(int(self.total_bytes * LOW_SHARE), LOW_BYTES_MAX)
 
     def free_bytes(self) -> int:
-        """Bytes that an ordinary user may still write."""
+        """Number of bytes that an ordinary user may still write."""
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize
 
@@ -131,28 +131,28 @@ class DiskSpace:
 
     @property
     def is_full(self) -> bool:
-        """True if next to nothing can be written now."""
+        """True if almost nothing can be written now."""
         return self.free_bytes() < ADMIT_BYTES
 
     def prepare(self) -> None:
-        """Prepare the start of an agent: make room for its own files, from the reserve if need be; else fill the
-        reserve up."""
+        """Prepare the start of an agent: get space for its own files, if necessary from the reserve; otherwise fill the
+        reserve."""
         while self.free_bytes() < START_BYTES and self.reserve.give():
             log.warning("disk is full: part of the reserve is released")
         self.refill()
         self.state = self._judged()
 
     def admit(self, tasks: int, spec_bytes: int) -> None:
-        """Check that there is room for so many tasks. Raises DiskFull; StoreError if the directory was removed."""
+        """Check that there is space for ``tasks`` more tasks. Raises DiskFull; StoreError if the directory was removed."""
         self._admit(tasks * TASK_ROW_BYTES + 2 * spec_bytes, "nothing was submitted", "submit again")
 
     def admit_input(self, bytes_: int) -> None:
-        """Check that there is room for so much of a task's standard input. Raises as `admit` does."""
+        """Check that there is space for this many bytes of a task's standard input. Raises the same as `admit`."""
         if bytes_:
             self._admit(bytes_, "no more of this input is taken", "run it again")
 
     def _admit(self, bytes_: int, outcome: str, then: str) -> None:
-        if not self._directory.exists():  # `watch` stops the agent for that, in a moment
+        if not self._directory.exists():  # `watch` will soon stop the agent for this
             raise state_gone(self._directory)
         if self.free_files() < min(ADMIT_FILES, self.low_files):
             raise DiskFull(
@@ -161,7 +161,7 @@ class DiskSpace:
                 hint=f"remove files there, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
         needed = ADMIT_BYTES + bytes_
-        missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # released room is for tasks that exist already
+        missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # released space is for existing tasks
         free = max(self.free_bytes() - max(missing, 0), 0)
         if free < needed:
             raise DiskFull(
@@ -171,8 +171,8 @@ class DiskSpace:
             )
 
     async def watch(self, inbox: EventSink, event_log: EventLog, run: RunState) -> None:
-        """Look every LOOK_EVERY_S, until cancelled, and report changes. The reserve is filled in a thread: some disks take their
-        time to find that much room."""
+        """Check every LOOK_EVERY_S, until cancelled, and report changes. A thread fills the reserve, since some disks take long to
+        allocate that much space."""
         while True:
             try:
                 if self.reserve.size_bytes < self.reserve.wanted_bytes:
@@ -185,7 +185,7 @@ class DiskSpace:
             await next_tick(LOOK_EVERY_S)
 
     def look(self, inbox: EventSink, event_log: EventLog) -> None:
-        """Look at it now, and report a change of its state."""
+        """Check the disk now, and report a change of its state."""
         now = self._judged()
         if now != self.state:
             self.state = now
@@ -194,14 +194,14 @@ class DiskSpace:
             self.report(f"{free}{files} are free", inbox, event_log)
 
     def report(self, reason: str, inbox: EventSink, event_log: EventLog) -> None:
-        """Report the state of the disk to the core and to people."""
+        """Report the state of the disk to the core and to users."""
         state = self.state
         log.warning("disk state changed: directory=%s state=%s reason=%s", self._directory, state, reason)
         event_log.record("disk", state, reason=reason)
         inbox.put(DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def refill(self) -> None:
-        """Refill the reserve, if the disk has room for that and more. For any thread; it may take long."""
+        """Refill the reserve, if the disk has space for more than that. For any thread; may take long."""
         missing = self.reserve.wanted_bytes - self.reserve.size_bytes
         if missing > 0 and self.free_bytes() >= 2 * missing + ADMIT_BYTES:
             self.reserve.take()
@@ -216,14 +216,14 @@ class DiskSpace:
 
 
 def cannot_write(error: OSError) -> str:
-    """Reason of a failed write on this node, in words."""
+    """Description of why a write failed on this node."""
     if error.errno in NO_ROOM:
         return "the disk of its home is full"
     return error.strerror or type(error).__name__
 
 
 def is_full(error: sqlite3.Error, directory: Path) -> bool:
-    """True if an error of the database below this directory means that the disk is full, and nothing worse."""
+    """True if an error of the database below this directory only means that the disk is full."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code in SYNC_FAILED:
         return False
@@ -231,7 +231,7 @@ def is_full(error: sqlite3.Error, directory: Path) -> bool:
 
 
 def has_no_room(directory: Path) -> bool:
-    """True if a small file cannot be written there for want of room (or of quota)."""
+    """True if no small file can be written there, for lack of space or quota."""
     path = directory / "room"
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
-"""Maintenance of a node's database: what the agent itself asks of the writer, beside the rows that the core decides on.
+"""Maintenance of a node's database: rows that the agent itself writes, besides those that the core decides on.
 
-Pruning removes ended tasks, or their outputs alone, and all that only they needed. The rows go first, and with them, in the same
-transaction, the names of their output files are written down as *doomed*; the files are removed after that, and then the names.
-So a crash in between leaves neither a task that claims an output that is not there, nor a file that nobody knows of.
+Pruning removes ended tasks, or only their outputs, and all data that only they needed. The rows are removed first. The same
+transaction stores the names of their output files as *doomed*; the files are removed after that, and then the names.
+So a crash in between leaves neither a task whose output is missing, nor a file that no row refers to.
 
 Completion jobs are written in the transaction of a task's end, so that no crash loses them, and removed when they are done."""
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 OUTPUT_BYTES_MAX = 16 << 20
-"""Default of the bytes that are kept of one stream."""
+"""Default limit of the bytes that are kept of one stream."""
 BLOCK_BYTES = 4096
-"""A file takes up whole blocks."""
+"""Files occupy whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
-"""First and last attempts of a task whose files are looked for when it is removed."""
+"""Number of first and of last attempts of a task whose files are removed with it."""
 BEYOND_SHARE_MAX = 1000
-"""Submissions with more than their share that are dealt with at a time."""
+"""Maximum number of submissions over their share that are handled at a time."""
 PRUNED_MAX = 200
-"""Old events and submissions that one transaction removes."""
+"""Maximum number of old events and submissions that one transaction removes."""
 FINAL = tuple(state.value for state in TaskState if state.is_final)
 
 _FINAL = ", ".join(f"'{state}'" for state in FINAL)
@@ -45,25 +45,25 @@ _FREE = (
     f"t.state IN ({_FINAL}) AND t.counter NOT IN (SELECT value FROM json_each(:kept))"  # noqa: S608 -- constants
     " AND NOT EXISTS (SELECT 1 FROM chores c WHERE c.counter = t.counter AND c.member IN (t.member, -1))"
 )
-"""Which may go at all: none that something is still owed for."""
+"""A condition on removable tasks: ended, and without a pending completion job."""
 _NOT_LAST = "number < (SELECT max(number) FROM events)"
-"""The last event stays: the next one's number is greater than any before it, as who follows them relies on."""
+"""The last event is kept: followers rely on growing numbers, and the next number is derived from the last."""
 _DROP_EVENTS = f"DELETE FROM events WHERE counter = ? AND member = ? AND {_NOT_LAST}"  # noqa: S608 -- constants
 _DOOM = "INSERT OR IGNORE INTO doomed VALUES (?)"
 _FIRST = (0.0, -1, SINGLE - 1)
 _LAST = (float("inf"), 1 << 62, 1 << 62)
 DUE_S_MAX = 60.0
-"""Longest postponement: a job that is due later was postponed while the machine's date was ahead."""
+"""Maximum postponement: a job with a later due date was postponed while the wall clock was ahead."""
 _PUT_JOB = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, ?, ?, 0)"
 _JOB_COLUMNS = "number, kind, counter, member, due_at, tries, why"
 
 
 class MaintenanceRow(msgspec.Struct, frozen=True):
-    """Base of the writer's rows that come from the agent itself, not from decisions of the core."""
+    """Base of rows that come from the agent itself, not from decisions of the core."""
 
 
 class EndedTask(msgspec.Struct, frozen=True, gc=False):
-    """An ended task, as far as its removal needs: where it stands, and what its output takes."""
+    """The fields of an ended task that its removal needs: its place and the size of its output."""
 
     counter: int
     member: int
@@ -74,13 +74,13 @@ class EndedTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class RemoveTasks(MaintenanceRow, frozen=True):
-    """Forget these ended tasks, their events and outputs; their submission with the last of them."""
+    """Remove these ended tasks, their events and outputs; the last task of a submission also removes the submission."""
 
     tasks: tuple[EndedTask, ...]
 
 
 class RemoveOutputs(MaintenanceRow, frozen=True):
-    """Forget the outputs of these ended tasks alone; ``at`` (Unix s) and ``why`` are told whoever asks for them."""
+    """Remove only the outputs of these ended tasks; ``at`` (Unix s) and ``why`` are reported to clients that ask for them."""
 
     tasks: tuple[EndedTask, ...]
     at: float
@@ -94,21 +94,21 @@ class FilesRemoved(MaintenanceRow, frozen=True):
 
 
 class Prune(MaintenanceRow, frozen=True):
-    """Forget events from before that moment (Unix s), the oldest first, PRUNED_MAX at most; and these submissions, of which
-    no task is left."""
+    """Remove the oldest events from before this time (Unix s), PRUNED_MAX at most; and these submissions, which have no
+    tasks left."""
 
     before: float
     submissions: tuple[int, ...]
 
 
 class KeepDate(MaintenanceRow, frozen=True):
-    """The trusted date as it is now, packed."""
+    """The current trusted date, packed."""
 
     anchor: str
 
 
 class CommitProbe(MaintenanceRow, frozen=True):
-    """A commit without a change: it shows that the database can be written. ``at`` (Unix s): the time of the check."""
+    """A commit without a change, which shows that the database can be written. ``at`` (Unix s): the time of the check."""
 
     at: float
 
@@ -129,16 +129,16 @@ class JobPostponed(MaintenanceRow, frozen=True):
 
 
 def output_bytes(exit_: Exit, stream_bytes_max: int) -> int:
-    """Greatest disk use of the output of an ended task; what was cut out of its middle does not count."""
+    """Maximum disk use of the output of an ended task; the part that was cut out of its middle does not count."""
     sizes = (min(size, stream_bytes_max) for size in (exit_.stdout_bytes, exit_.stderr_bytes))
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
 
 
-# -- the writer's part -------------------------------------------------------------------------------------------------
+# -- writes ------------------------------------------------------------------------------------------------------------
 
 
 def apply(writer: sqlite3.Connection, upkeep: MaintenanceRow, remembered_from: float) -> None:
-    """Apply a row within the writer's transaction. remembered_from: tokens of submissions from before that moment
+    """Apply a row within the writer's transaction. remembered_from: tokens of submissions from before this time
     (Unix s) may be forgotten."""
     if isinstance(upkeep, RemoveTasks):
         _remove_tasks(writer, upkeep.tasks, remembered_from)
@@ -216,8 +216,8 @@ def _remove_outputs(writer: sqlite3.Connection, upkeep: RemoveOutputs) -> None:
 
 
 def keys_of(task: EndedTask) -> list[str]:
-    """The names its attempts have in the spool, the first and the last ATTEMPTS_SWEPT_MAX of them: after a loss of commits
-    the numbers between were given to none."""
+    """The keys of its attempts in the spool, the first and the last ATTEMPTS_SWEPT_MAX of them: after a loss of commits, the
+    numbers in between were never used."""
     if not isinstance(task.uid, bytes) or not isinstance(task.attempt, int):
         return []
     attempts = range(1, task.attempt + 1)
@@ -225,12 +225,12 @@ def keys_of(task: EndedTask) -> list[str]:
     return [execution_key(task.uid, attempt) for attempt in swept]
 
 
-# -- what may go -------------------------------------------------------------------------------------------------------
+# -- searches ----------------------------------------------------------------------------------------------------------
 
 
 class RemovalCriteria(msgspec.Struct, frozen=True):
-    """Criteria of ended tasks to remove: those that ended before a moment (Unix s), in one of these states (none:
-    any), and not one of the last ``keep``; ``named``: only these, as (number of the submission, first member,
+    """Criteria of ended tasks to remove: tasks that ended before a time (Unix s), in one of these states (none:
+    any), and not among the last ``keep``; ``named``: only these, as (number of the submission, first member,
     last member)."""
 
     before: float = float("inf")
@@ -238,18 +238,18 @@ class RemovalCriteria(msgspec.Struct, frozen=True):
     keep: int = 0
     named: tuple[tuple[int, int, int], ...] = ()
     until: tuple[float, int, int] | None = None
-    """The place of the newest that may go, which `RemovalSearch.bounded` finds; None: any may."""
+    """The place of the newest removable task, found by `RemovalSearch.bounded`; None: no limit."""
     with_output: bool = False
-    """True: only tasks of which some output is left."""
+    """True: only tasks that still have output."""
     who: str = ""
-    """Only tasks of this owner (`owner_key`); "": of any."""
+    """Only tasks of this owner (`owner_key`); "": any owner."""
     of: tuple[int, ...] | None = None
-    """Only tasks of these submissions; None: of any."""
+    """Only tasks of these submissions; None: any submission."""
 
 
 class RemovalSearch:
-    """Search for removable tasks and outputs, through a connection of its own: for one thread at a time, never the
-    loop's own."""
+    """Search for removable tasks and outputs, through its own connection; for one thread at a time, but not the loop's
+    thread."""
 
     def __init__(self, path: Path) -> None:
         self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
@@ -261,13 +261,13 @@ class RemovalSearch:
     def page(
         self, wanted: RemovalCriteria, kept: tuple[int, ...], after: EndedTask | None, limit: int
     ) -> list[EndedTask]:
-        """The oldest of those wanted that come after ``after`` (None: from the first), at most ``limit``; none of the
-        submissions ``kept``. Of the named, in the order of their members."""
+        """The oldest wanted tasks that follow ``after`` (None: from the first), at most ``limit``, without those of the
+        submissions ``kept``. Named tasks come in the order of their members."""
         if wanted.named:
             return self._named(wanted, kept, after, limit)
         newest = wanted.until or _LAST
         place = _FIRST if after is None else (after.ended_at, after.counter, after.member)
-        # the first bound is the one by which SQLite searches: each page begins where the last has ended
+        # SQLite searches by the first bound, so that each page begins at the end of the last one
         return self._found(
             "t.ended_at >= :ended_at AND t.ended_at > 0 AND t.ended_at < :before AND (t.ended_at, t.counter, t.member) > (:ended_at, :counter, :member)"
             f" AND (t.ended_at, t.counter, t.member) <= (:last_at, :last_counter, :last_member){self._narrowed(wanted)}"
@@ -281,7 +281,7 @@ class RemovalSearch:
         )
 
     def bounded(self, wanted: RemovalCriteria) -> RemovalCriteria | None:
-        """The criteria without the newest ``keep`` tasks of now; None if nothing is left to remove."""
+        """The criteria without the currently newest ``keep`` tasks; None if nothing is left to remove."""
         if not wanted.keep:
             return wanted
         found = self._reader.execute(
@@ -318,7 +318,7 @@ class RemovalSearch:
         return found
 
     def _narrowed(self, wanted: RemovalCriteria) -> str:
-        """The rest of the condition. States are taken from the known ones only."""
+        """The rest of the condition. Only known states are used."""
         states = [state for state in wanted.states if state in FINAL]
         narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
         if wanted.who:
@@ -335,8 +335,8 @@ class RemovalSearch:
         return [_ended(row) for row in rows if isinstance(row[0], int) and isinstance(row[1], int)]
 
     def exceeds(self, before: float, remembered: float, tasks_max: int, output_bytes_max: int) -> bool:
-        """True if there is anything from ``before`` that moment, a submission without tasks from before ``remembered``, more ended
-        tasks or bytes of output than that, or a file that is to go."""
+        """True if there is a task or event from before the time ``before``, a submission without tasks from before
+        ``remembered``, more ended tasks or bytes of output than these limits, or a doomed file."""
         return (
             bool(self.doomed(1) or self.page(RemovalCriteria(before=before), (), None, 1))
             or self.ended() > tasks_max
@@ -349,13 +349,13 @@ class RemovalSearch:
         return int(self._reader.execute("SELECT count(*) FROM tasks WHERE ended_at > 0").fetchone()[0])
 
     def output_bytes(self) -> int:
-        """Greatest disk use of their outputs."""
+        """Maximum disk use of the outputs of ended tasks."""
         total = self._reader.execute("SELECT sum(output_bytes) FROM tasks WHERE output_bytes > 0").fetchone()[0]
         return int(total or 0)
 
     def beyond_share(self, share: int, *, of_output: bool) -> dict[int, int]:
-        """The submissions with more than ``share`` ended tasks, or bytes of output: how many each has, the greatest
-        BEYOND_SHARE_MAX of them."""
+        """The BEYOND_SHARE_MAX largest submissions with more than ``share`` ended tasks, or bytes of output → how many each
+        has."""
         measure = "sum(output_bytes)" if of_output else "count(*)"
         where = "output_bytes > 0" if of_output else "ended_at > 0"
         rows = self._reader.execute(
@@ -370,7 +370,7 @@ class RemovalSearch:
         return [str(row[0]) for row in self._reader.execute("SELECT key FROM doomed LIMIT ?", (limit,))]
 
     def empty_submissions(self, before: float, limit: int) -> tuple[int, ...]:
-        """Submissions from before that moment without a task."""
+        """Submissions without tasks from before this time."""
         rows = self._reader.execute(
             "SELECT counter FROM submissions s WHERE submitted_at < ?"
             " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter) LIMIT ?",
@@ -379,7 +379,7 @@ class RemovalSearch:
         return tuple(int(row[0]) for row in rows)
 
     def has_events_before(self, before: float) -> bool:
-        """True if the oldest event is from before that moment."""
+        """True if the oldest event is from before this time."""
         found = self._reader.execute(f"SELECT at FROM events WHERE {_NOT_LAST} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 -- constants
         return found is not None and isinstance(found[0], float) and found[0] < before
 
@@ -393,8 +393,8 @@ def _ended(row: tuple[Any, ...]) -> EndedTask:
 
 
 class DueJob(msgspec.Struct, frozen=True, gc=False):
-    """A completion job. due_at: Unix s, 0 = at once; tries: how often it could not be done, and why the last time. member: SINGLE
-    for a job of an array as a whole."""
+    """A completion job. due_at: Unix s, 0 = immediately; tries: number of failed tries; why: error of the last one. member:
+    SINGLE for a job of an array as a whole."""
 
     number: int
     kind: CompletionJob
@@ -406,8 +406,8 @@ class DueJob(msgspec.Struct, frozen=True, gc=False):
 
 
 def put_jobs(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int]) -> None:
-    """Insert jobs within the transaction that has the task's end. An array has one notification, inserted with the
-    end of its last task."""
+    """Insert jobs in the transaction that ends the task. An array has one notification, inserted with the end of its
+    last task."""
     counter, member = place
     for chore in row.chores:
         if chore is CompletionJob.FILES:
@@ -421,7 +421,7 @@ def _is_unfinished(writer: sqlite3.Connection, counter: int) -> bool:
 
 
 def due_jobs(store: StoreReader, kind: CompletionJob, now: float, limit: int, besides: Collection[int]) -> list[DueJob]:
-    """The first of a kind that are due, besides those (numbers); for the loop's own thread."""
+    """The first due jobs of a kind, except for the numbers ``besides``; for the loop's thread."""
     rows = store.rows(
         f"SELECT {_JOB_COLUMNS} FROM chores WHERE kind = ? AND NOT due_at BETWEEN ? AND ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
         (kind.value, math.nextafter(now, math.inf), now + DUE_S_MAX, limit + len(besides)),
@@ -436,7 +436,7 @@ def next_job_due_at(store: StoreReader) -> float | None:
 
 
 def jobs_of(store: StoreReader, counter: int, member: int) -> list[DueJob]:
-    """The jobs of a task that are still to be done."""
+    """The pending jobs of a task."""
     rows = store.rows(
         f"SELECT {_JOB_COLUMNS} FROM chores WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
         (counter, SINGLE, member),
@@ -445,7 +445,7 @@ def jobs_of(store: StoreReader, counter: int, member: int) -> list[DueJob]:
 
 
 def pending_notifications(store: StoreReader) -> set[tuple[int, int]]:
-    """The submission of each pending notification, and how often it has failed."""
+    """The submission of each pending notification, and its number of failed tries."""
     rows = store.rows("SELECT counter, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
     return {(row[0], row[1]) for row in rows}
 

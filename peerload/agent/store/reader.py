@@ -1,11 +1,11 @@
-"""The reads of a node's database, and the selectors: the tasks that references, states, a node, a name, a group and tags select.
+"""The reads of a node's database, and the selection of tasks by references, states, node, name, group and tags.
 
-Nothing here writes. A row that cannot be read (a bad disk, a wrong edit) is named where it is asked for, and never hides other
+Nothing here writes. A row that cannot be read (a bad disk, a wrong edit) is reported when it is requested, and never hides other
 rows from a list.
 
-States and nodes are columns; names, groups and tags lie packed in submissions, which are decoded one by one. So selecting runs in a
-thread, on a connection of its own. In a list the members of an array that wait, are held, are done or were cancelled count as one
-row of their state, so that an array of a million leaves room for others in a list of 200."""
+States and nodes are columns; names, groups and tags are packed in submissions, which are decoded one by one. So selection runs in
+a thread, on its own connection. In a list, the waiting, held, done or cancelled members of an array count as one row for each
+state, so that an array of a million leaves room for others in a list of 200."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 
 BESIDE_WITHIN_S = 10.0
-"""A connection of its own waits so long for a database that is locked."""
+"""Maximum time that a separate connection waits for a locked database."""
 PAST_RUNS_MAX = 2000
-"""Ended tasks from which an agent learns again when it starts."""
+"""Maximum number of ended tasks from which a starting agent learns its estimates again."""
 REF_CHARS_MAX = 4000
-"""A reference with more characters of ranges is made several."""
+"""Maximum length of the ranges in a reference; longer ones are split."""
 SUBMISSIONS_AT_A_TIME = 500
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
 """The members of an array in one of these states are one row."""
@@ -72,15 +72,15 @@ class StoreReader:
         self._reader: sqlite3.Connection | None = None
         self._who = ""
         self._only = ""
-        """A condition on each task that is found, with AND behind it."""
+        """A condition on each found task, followed by AND."""
         self._damaged: dict[str, schema.Damage] = {}
-        """Unfinished tasks, by id, that could not be read when the agent started: nothing serves them."""
+        """Unfinished tasks, by id, that could not be read when the agent started, and so do not run."""
         self.unreadable: tuple[str, ...] = ()
-        """Other rows that could not be read then, a sentence for each."""
+        """Other rows that could not be read then, with one sentence for each."""
 
     def only_of(self, who: str) -> StoreReader:
         """Reader restricted to the tasks that one owner (`owner_key`) may see: tasks in lists, events and counts.
-        Reads that name a task or a submission are not narrowed, since they are checked before."""
+        Reads that name a task or a submission are not restricted, since they are checked before."""
         narrowed = StoreReader(self._node)
         narrowed._reader = self._reader
         narrowed._who = who
@@ -105,7 +105,7 @@ class StoreReader:
         return int(self.rows(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
 
     def output_bytes_of_owner(self, who: str) -> int:
-        """Greatest disk use of the outputs of an owner's ended tasks; ``node:`` as above."""
+        """Greatest disk use of the outputs of an owner's ended tasks; ``node:`` as in `unfinished_of`."""
         return int(self.rows(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
@@ -133,8 +133,8 @@ class StoreReader:
         return highest
 
     def counter_before(self, counter: int, back: int, who: str | None = None) -> int | None:
-        """The number of the submission that was made ``back`` before this one, of those that are kept; None if there is none.
-        ``who``: of this owner's alone."""
+        """The number of the submission ``back`` places before this one, among those that are kept; None if there is none.
+        ``who``: only among those of this owner."""
         table, only, values = ("submissions", "", ()) if who is None else ("owners", " AND who = ?", (who,))
         rows = self.rows(
             f"SELECT counter FROM {table} WHERE counter < ?{only} ORDER BY counter DESC LIMIT 1 OFFSET ?",  # noqa: S608 -- constants
@@ -174,13 +174,13 @@ class StoreReader:
 
     def found(self, task: str) -> TaskFound:
         """The state of a task or an array of this home, for nodes whose tasks wait for it: whether it exists, has
-        ended, has failed."""
+        ended or failed."""
         counter, member = order_of(task)
         index = None if member == SINGLE else member
         if not self.has(counter, index):
             return TaskFound(task, is_known=False)
         first, last = (SINGLE, schema.MEMBER_MAX) if index is None else (index, index)
-        # before the failures, so that none of them is missed
+        # read before the failures, so that no failure is missed
         is_over = not self.rows(schema.UNFINISHED_OF, (counter, first, last))
         rows = self.rows(schema.FAILED_OF, (counter, first, last))
         if not rows:
@@ -199,8 +199,8 @@ class StoreReader:
         return schema.decoded_each(rows[0][0], counter)
 
     def page(self, counter: int, after: int, last: int, limit: int) -> list[TaskRecord]:
-        """The first records of a submission whose member's number is greater than ``after`` and at most ``last``; the first page
-        of all is after BEFORE_FIRST, the next after the member that was last."""
+        """The first records of a submission with member numbers greater than ``after`` and at most ``last``. The first page
+        is after BEFORE_FIRST, the next after the last member of the page."""
         return self._records(_PAGE, (counter, after, last, limit))
 
     def _records(self, where: str, values: tuple[object, ...]) -> list[TaskRecord]:
@@ -226,7 +226,7 @@ class StoreReader:
         return found
 
     def counts(self) -> dict[str, int]:
-        """The number of unfinished tasks in each state, where there are any."""
+        """The number of unfinished tasks in each state that has any."""
         where, values = self._narrowed("counter")
         counts = self.rows(
             f"SELECT state, count(*) FROM tasks WHERE {schema.WHOLE} AND ended_at = 0{where} GROUP BY state",  # noqa: S608 -- constants
@@ -249,11 +249,11 @@ class StoreReader:
 
     @property
     def has_damage(self) -> bool:
-        """True if there are unfinished tasks that cannot be read, which the core does not know."""
+        """True if there are unreadable unfinished tasks, which the core does not know."""
         return bool(self._damaged)
 
     def damaged_besides(self, named: Sequence[schema.Damage], limit: int) -> list[schema.Damage]:
-        """Unfinished tasks that cannot be read, besides those that were named already."""
+        """Unreadable unfinished tasks, except for those in ``named``."""
         names = {damage.task for damage in named}
         return [damage for damage in self._damaged.values() if damage.task not in names][:limit]
 
@@ -264,12 +264,12 @@ class StoreReader:
     def listed(
         self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "", gathered: bool = False
     ) -> tuple[list[ArrayRow], bool]:
-        """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
-        (`read`), and whether there were more. gathered: members of arrays together .
+        """Unfinished tasks and those that ended after this time (Unix s), oldest first, as rows that `read` decodes later;
+        and True if there were more. gathered: members of arrays share rows.
 
-        Of more than ``limit`` rows those that a node has come first, then as many of those that wait (who is next, held ones
-        last) as of those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
-        left out by them."""
+        If there are more than ``limit`` rows, those on a node come first. The rest is shared by waiting tasks (the next to start
+        first, held ones last) and ended ones (the last ended first). ``states`` (none: all) and ``node`` ("": any) restrict the
+        list; they exclude unreadable tasks."""
         wanted = [state for state in TaskState if not states or state in states]
         on_node, values = (" AND t.node = ?", (node,)) if node else ("", ())
         unplaced = (TaskState.QUEUED, TaskState.HELD)
@@ -282,7 +282,7 @@ class StoreReader:
             if state in wanted:
                 waiting += rows(self, "t.ended_at = 0", (), [state], more, gathered=gathered)
         since = max(ended_after, 0.0)
-        among = f"t.ended_at > 0 AND t.ended_at > ?{on_node}"  # the first is what the index asks for
+        among = f"t.ended_at > 0 AND t.ended_at > ?{on_node}"  # the first condition selects the index
         ended = rows(self, among, (since, *values), final, more, newest=True, gathered=gathered)
         truncated = len(busy) + len(waiting) + len(ended) > limit
         left = max(limit - len(busy), 0)
@@ -298,7 +298,7 @@ class StoreReader:
             return reader.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
 
     def behind(self, path: Path, damaged: Sequence[ArrayRow]) -> list[ArrayRow]:
-        """The rows of the members behind the first of each of these, which cannot be read; for another thread."""
+        """The rows of the members after the first one of each of these rows, which cannot be read; for another thread."""
         found: list[ArrayRow] = []
         for row in damaged:
             counter, member, state = row.first[0], row.first[1], row.first[3]
@@ -308,21 +308,21 @@ class StoreReader:
         return found
 
     def selected_in_thread(self, path: Path, criteria: Criteria) -> Selected:
-        """All tasks that match, for another thread."""
+        """All matching tasks, for another thread."""
         with self.snapshot(path, criteria) as reader:
             return selected(criteria, reader)
 
     @contextlib.contextmanager
     def snapshot(self, path: Path, criteria: Criteria) -> Iterator[StoreReader]:
-        """A reader with a connection of its own to the database at ``path``, for another thread: large reads must
-        not hold up the agent's own connection. It finds only tasks that match the criteria."""
+        """A reader with its own connection to the database at ``path``, for another thread: large reads must
+        not block the agent's own connection. It finds only tasks that match the criteria."""
         reader = StoreReader(self._node)
         reader._who = self._who
         reader._damaged = self._damaged
         try:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BESIDE_WITHIN_S)) as connection:
                 connection.execute("PRAGMA query_only = 1")
-                connection.execute("BEGIN")  # all of it as it is at one moment
+                connection.execute("BEGIN")  # a consistent snapshot
                 reader._reader = connection
                 if not criteria.is_of_columns:
                     connection.create_function("is_wanted", 2, is_wanted_by(criteria, reader))
@@ -338,7 +338,7 @@ class StoreReader:
 
     def ended(self, since: float, after: schema.Place | None, limit: int, *, oldest_first: bool) -> schema.TaskPage:
         """Page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the
-        first). The last ended first; or, with ``oldest_first``, in the order of submission."""
+        first). Ordered by end, the last first; or, with ``oldest_first``, by submission."""
         if oldest_first:
             place: tuple[object, ...] = after[1:] if after is not None else (-1, SINGLE)
         else:
@@ -347,8 +347,8 @@ class StoreReader:
         return schema.TaskPage(*self._readable(found), last=schema.place_of(found[-1]) if found else None)
 
     def before_the_last(self, since: float, number: int) -> schema.Place | None:
-        """The place of the ended task that ``number`` more were submitted after, of those that ended at ``since`` or
-        later; None if there are no more than these."""
+        """Among the tasks that ended at ``since`` or later: the place of the one with ``number`` later submitted tasks; None if
+        there are not that many."""
         found = self._found(schema.ENDED_BEFORE_LAST, (since, number))
         return schema.place_of(found[0]) if found else None
 
@@ -371,10 +371,10 @@ class StoreReader:
         self, after: int, limit: int, *, newest: bool = False, what: Sequence[str] = (), tasks: Sequence[str] = ()
     ) -> list[schema.RecordedEvent]:
         """Events with greater numbers than ``after``, in order: the first ``limit``, or the ``newest``. ``what`` (none:
-        all kinds) narrows it; so do ``tasks``: ids, that of an array for all its members."""
+        all kinds) restricts them; so do ``tasks``: ids, where an array stands for all its members."""
         where = ["number > ?"]
         values: list[object] = [after]
-        if self._who:  # what concerns no task is everybody's, but for what was refused, and to whom
+        if self._who:  # events about no task are visible to all users, except for security events
             where.append(
                 "(counter IN (SELECT counter FROM owners WHERE who = ?)"
                 " OR (counter IS NULL AND task IS NULL AND what != 'security'))"
@@ -409,7 +409,7 @@ class StoreReader:
         return list(self.each_found(schema.COLUMNS, where, values))
 
     def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[schema.Found]:
-        """Yield these columns of each task that a condition finds, within this reader's criteria."""
+        """Yield these columns of each task that matches a condition and this reader's criteria."""
         only, who = self._narrowed("t.counter")
         return self.each_row(
             f"SELECT {columns} FROM tasks t WHERE {self._only}t.{schema.WHOLE}{only} AND {where}",  # noqa: S608 -- constants
@@ -417,7 +417,7 @@ class StoreReader:
         )
 
     def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[schema.Found]:
-        """Rows that a query finds, one by one: there may be a million. Raises StoreError."""
+        """The rows of a query, one by one: there may be a million. Raises StoreError."""
         assert self._reader is not None
         try:
             yield from self._reader.execute(sql, values)
@@ -425,7 +425,7 @@ class StoreReader:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def _narrowed(self, column: str) -> tuple[str, tuple[object, ...]]:
-        """The part of a condition that narrows it to one owner."""
+        """The part of a condition that restricts it to one owner."""
         if not self._who:
             return "", ()
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
@@ -459,7 +459,7 @@ def _where(counter: int, index: int | None) -> tuple[str, tuple[object, ...]]:
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """Selection criteria for tasks; a field at its default selects all. meant: the references given."""
+    """Selection criteria for tasks; a field at its default selects all. meant: the given references."""
 
     states: tuple[str, ...] = ()
     node: str = ""
@@ -481,19 +481,19 @@ class Criteria(msgspec.Struct, frozen=True):
 
     @property
     def is_of_columns(self) -> bool:
-        """True if the columns of a task alone decide."""
+        """True if the columns of a task are sufficient to apply it."""
         return not self.needs_submissions and not self.meant
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The fields of a TaskSpec that name it."""
+    """The fields of a TaskSpec that criteria use."""
 
     argv: tuple[bytes, ...] = ()
     name: str = ""
 
 
 class _Marked(msgspec.Struct, frozen=True):
-    """The fields of SubmitOptions that select by them."""
+    """The fields of SubmitOptions that criteria use."""
 
     group: str = ""
     tags: tuple[str, ...] = ()
@@ -504,7 +504,7 @@ _marked = msgspec.msgpack.Decoder(_Marked)
 
 
 def is_wanted_by(criteria: Criteria, reader: StoreReader) -> Callable[[object, object], bool]:
-    """A function that decides whether a task (number of its submission, of its member) matches."""
+    """A function that returns True if a task (number of its submission, of its member) matches."""
     spans: dict[object, tuple[list[int], list[int]]] = {}
     for counter, first, last in schema.apart(
         (meant.counter, *span) for meant in criteria.meant for span in meant.ranges
@@ -527,7 +527,7 @@ def is_wanted_by(criteria: Criteria, reader: StoreReader) -> Callable[[object, o
 
 
 def _submissions(criteria: Criteria, reader: StoreReader) -> Iterator[int]:
-    """The numbers of the submissions whose name, group and tags match; one that cannot be read matches nothing."""
+    """The numbers of the submissions whose name, group and tags match; an unreadable one never matches."""
     is_like = re.compile(fnmatch.translate(criteria.name)).match if criteria.name else None
     for counter, spec, terms in reader.each_row("SELECT counter, spec, terms FROM submissions"):
         try:
@@ -550,7 +550,7 @@ def _has_tag(tags: tuple[str, ...], wanted: str) -> bool:
 
 
 class Selected(msgspec.Struct):
-    """Tasks that match, before it is known which of the leased ones run: members by submission, the number in each
+    """Matching tasks, before it is known which leased ones run: members by submission, the number in each
     state, and the leased ones as (number of the submission, of the member, uid, attempt)."""
 
     members: dict[int, list[int]]
@@ -589,7 +589,7 @@ def selected(criteria: Criteria, reader: StoreReader) -> Selected:
 
 
 def references(node: str, members: dict[int, list[int]], sizes: dict[int, int]) -> list[str]:
-    """Names of exactly these tasks: an array's id where all its members are among them, else ranges."""
+    """References to exactly these tasks: an array's id if all its members are included, else ranges."""
     names: list[str] = []
     for counter in sorted(members):
         chosen = members[counter]
@@ -602,7 +602,7 @@ def references(node: str, members: dict[int, list[int]], sizes: dict[int, int]) 
 
 
 def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
-    """The spans as text, so many at a time as fit into a reference."""
+    """The spans as text, as many at a time as fit into a reference."""
     text = ""
     for span in spans:
         more = schema.spans_text((span,))
@@ -619,9 +619,9 @@ def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
 
 
 class ArrayRow(msgspec.Struct, frozen=True):
-    """The first of the members of one array in one state, and what they have together. spans: at most SPANS_LISTED_MAX of their
-    ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason, has_node: it is that of
-    all."""
+    """The first of the members of one array in one state, and common values of all of them. spans: at most SPANS_LISTED_MAX of
+    their ranges; nodes: number of nodes that they are or were on; started_at: earliest start, 0.0 = none; has_reason, has_node:
+    the value of the first is that of all."""
 
     first: schema.Found
     spans: tuple[tuple[int, int], ...] = ()
@@ -647,15 +647,13 @@ def rows(
     newest: bool = False,
     gathered: bool = False,
 ) -> list[ArrayRow]:
-    """The first ``limit`` rows of tasks in these states: by their numbers, or those first that ended last. gathered: members of
-    arrays as above; else each task is a row."""
+    """The first ``limit`` rows of tasks in these states: ordered by number, or with ``newest`` by end, last first. gathered:
+    members of arrays share rows; otherwise each task is a row."""
     together = [state for state in states if gathered and state in TOGETHER]
     if_many = [state for state in states if gathered and state in TOGETHER_IF_MANY]
     single = [state for state in states if state not in together]
     order = "max(t.ended_at) DESC" if newest else "t.counter"
-    by = (
-        "+t.counter" if newest else "t.counter"
-    )  # with the sign, those are looked at that ended lately, not all there are
+    by = "+t.counter" if newest else "t.counter"  # the sign makes SQLite read the recently ended tasks, not all
 
     def groups(of: list[TaskState], having: str = "") -> list[schema.Found]:
         if not of:
@@ -735,10 +733,10 @@ def _number(value: object) -> float:
 
 
 class SubmissionRows:
-    """The submissions of a list of tasks, read together; what many have in common is decoded, and in memory, once."""
+    """The submissions of a list of tasks, read together; shared parts are decoded, and kept in memory, only once."""
 
     def __init__(self, query: Callable[[str, tuple[object, ...]], list[Any]], counters: set[object]) -> None:
-        """query: what an SQL statement with these values finds; counters: which submissions."""
+        """query: returns the rows of an SQL statement with these values; counters: numbers of the submissions."""
         self._query = query
         self._rows: dict[object, tuple[Any, ...]] = {}
         self._specs: dict[tuple[object, object], TaskSpec] = {}

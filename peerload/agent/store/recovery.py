@@ -1,7 +1,7 @@
 """Recovery: the reads of the database at the start of an agent.
 
-A row that cannot be read stops nobody: it stays as it is, is named, and all others are served. Its id is never given
-again. An unreadable promise (a floor, an attempt of another home) counts as the strongest promise.
+An unreadable row blocks nothing: it stays unchanged, is reported, and all others are served. Its id is never reused.
+An unreadable promise (a floor, an attempt of another home) counts as the strongest promise.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ if TYPE_CHECKING:
 
 UID_BYTES = 16
 ROWS_AT_A_TIME = 10_000
-"""Rows that are in memory at a time beside the tasks made of them; a million rows would double the memory."""
+"""Rows in memory at a time, besides the tasks made from them; a million rows would double the memory."""
 FLOOR_MAX = 1 << 62
-"""The floor of a task whose own cannot be read: no attempt of it is ever started here (again)."""
+"""The floor of a task with an unreadable floor: no attempt of it is ever started here (again)."""
 UNIFORM_MAX = 1000
-"""Uniform arrays whose untouched members are read together; of more than so many each member is a task of its own."""
+"""Maximum number of uniform arrays whose untouched members are read together; members of further arrays are single tasks."""
 COUNTER_MAX = 10**15
 """Bound on numbers of submissions; a greater one was never assigned."""
 
 
 class StoreRecovery(StoreReader):
-    """The reads of an agent's start."""
+    """The reads at an agent's start."""
 
     def recover(self) -> AgentStarted:
-        """Read everything unfinished → the first event, as far as the database knows it. Raises StoreError only if the
-        database as a whole cannot be read; `damaged` and `unreadable` have the rows that cannot."""
+        """Read all unfinished tasks and promises → the first event, as far as the database has its fields. Raises StoreError only
+        if the database as a whole cannot be read; `damaged` and `unreadable` have the unreadable rows."""
         tasks, members = self._unfinished(self._uniform())
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
         drained = self.rows("SELECT value FROM meta WHERE key = 'drained'")
         reason = drained[0][0] if drained else None
         if drained and not isinstance(reason, str):
-            reason = "why it was drained cannot be read"
-            unreadable.append(f"whether this node is drained cannot be read: {drained[0]!r}; it is"[:200])
+            reason = "the reason of the drain cannot be read"
+            unreadable.append(f"the drained state cannot be read, so this node is drained: {drained[0]!r}"[:200])
         attempts_from, attempts_up_to = self._attempts()
         started = AgentStarted(
             tasks=tuple(tasks),
@@ -89,7 +89,7 @@ class StoreRecovery(StoreReader):
         return 1, 0
 
     def _uniform(self) -> dict[int, _Uniform]:
-        """The uniform arrays of which a member waits."""
+        """The uniform arrays with a waiting member."""
         arrays = {}
         terms = self._terms()
         for counter, key in self.rows(schema.UNIFORM, (UNIFORM_MAX,)):
@@ -105,8 +105,8 @@ class StoreRecovery(StoreReader):
         return _Terms(dict(self.rows("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
 
     def _unfinished(self, arrays: Mapping[int, _Uniform]) -> tuple[list[TaskRow], list[MembersRow]]:
-        """The unfinished tasks that can be read, and apart from these the untouched members of these arrays; the others are
-        remembered as damaged while this agent runs. A value of the wrong type for the end of a task sorts after all numbers, so
+        """The readable unfinished tasks and, separately, the untouched members of these arrays; unreadable tasks are
+        remembered as damaged while this agent runs. A value of the wrong type in ended_at sorts after all numbers, so
         that the index finds it."""
         self._damaged = {}
         others = f"t.counter NOT IN ({', '.join(map(str, arrays))})"
@@ -140,10 +140,10 @@ class StoreRecovery(StoreReader):
                     tasks.append(TaskRow(record, spec, terms=terms.of[submission_of(record.task)]))
         members = self._together(arrays, between, seen, terms)
         if members is None:
-            return self._unfinished({})  # row by row, which says what is damaged
+            return self._unfinished({})  # read row by row to find the damaged ones
         if twice:
             shared = [row.record for row in tasks if row.record.uid in twice]
-            damages += [Damage(one.task, f"its uid {one.uid.hex()} is that of another task, too") for one in shared]
+            damages += [Damage(one.task, f"its uid {one.uid.hex()} is also that of another task") for one in shared]
             tasks = [row for row in tasks if row.record.uid not in twice]
         self._damaged = {damage.task: damage for damage in damages}
         return tasks, members
@@ -155,7 +155,7 @@ class StoreRecovery(StoreReader):
         uids: AbstractSet[object],
         terms: _Terms,
     ) -> list[MembersRow] | None:
-        """The untouched members of all these arrays, as `_untouched` has those of one."""
+        """The untouched members of all these arrays; None if `_untouched` returns None for one of them."""
         members: list[MembersRow] = []
         for counter, array in arrays.items():
             spans = self._untouched(counter, array, between[counter], uids)
@@ -174,8 +174,8 @@ class StoreRecovery(StoreReader):
     def _untouched(
         self, counter: int, array: _Uniform, between: Sequence[object], uids: AbstractSet[object]
     ) -> list[range] | None:
-        """The untouched members of a uniform array, those together that nothing else lies ``between``. None if one of them is not
-        exactly what was written, or another task has its uid."""
+        """The untouched members of a uniform array, in ranges that none of the members ``between`` interrupts. None if one of
+        them is not exactly as it was written, or another task has its uid."""
         spans: list[range] = []
         breaks = sorted(one for one in between if isinstance(one, int))
         rows = self.each_row(schema.MEMBERS, (counter, array.submitted_at, array.reason))
@@ -195,15 +195,13 @@ class StoreRecovery(StoreReader):
         return spans
 
     def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FenceKind, str]]]:
-        """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
+        """Attempts of other homes, and floors. An unreadable row of either counts as the highest floor that it allows."""
         floors: dict[bytes, tuple[int, FenceKind, str]] = {}
         for uid, floor, kind, home in self.rows("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
             if not isinstance(uid, bytes):
-                unreadable.append(
-                    f"a floor cannot be read, and not for which task it is: {(uid, floor, kind, home)!r}"[:200]
-                )
+                unreadable.append(f"a floor of an unknown task cannot be read: {(uid, floor, kind, home)!r}"[:200])
             elif not isinstance(floor, int) or floor < 1:
-                unreadable.append(f"the floor of {uid.hex()} cannot be read; it is never started here again")
+                unreadable.append(f"the floor of {uid.hex()} cannot be read; the task is never started here again")
                 floors[uid] = FLOOR_MAX, FenceKind.STARTED_ONCE, ""
             else:
                 floors[uid] = floor, _floor_kind(kind), home if isinstance(home, str) else ""
@@ -229,7 +227,7 @@ class StoreRecovery(StoreReader):
     def _fates(self, unreadable: list[str]) -> tuple[TaskOutcome, ...]:
         rows = self._sound(
             (str, int, str, str),
-            "what has become of a task that others wait for",
+            "the outcome of a task that others wait for",
             "SELECT task, is_over, failed, lost FROM fates ORDER BY task",
             (),
             unreadable,
@@ -247,7 +245,7 @@ class StoreRecovery(StoreReader):
         return tuple(GroupSettings(name, max(slots, 0), bool(is_paused)) for name, slots, is_paused in rows)
 
     def _counter(self) -> int:
-        """Highest known number of a submission, from any remaining row of it."""
+        """Highest known number of a submission, from all rows that contain one."""
         numbers = [row[0] for row in self.rows("SELECT value FROM meta WHERE key IN ('counter', 'removed')")]
         for table in ("submissions", "tasks", "events"):
             numbers += [row[0] for row in self.rows(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]
@@ -256,7 +254,7 @@ class StoreRecovery(StoreReader):
     def _sound(
         self, types: tuple[type, ...], what: str, sql: str, values: tuple[object, ...], unreadable: list[str]
     ) -> list[Any]:
-        """Rows whose columns hold these; the others are named."""
+        """The rows with columns of these types; the others are added to ``unreadable``."""
         rows = []
         for row in self.rows(sql, values):
             if tuple(map(type, row)) == types:
@@ -267,7 +265,7 @@ class StoreRecovery(StoreReader):
 
 
 class _Uniform(NamedTuple):
-    """A uniform array: the key of its uids, and what the rows of its untouched members have in common."""
+    """A uniform array: the key of its uids, and the common values of the rows of its untouched members."""
 
     key: bytes
     submitted_at: float
@@ -275,7 +273,7 @@ class _Uniform(NamedTuple):
 
 
 class _Terms:
-    """The terms of submissions by number, equal ones once in memory. packed: as they were kept."""
+    """The terms of submissions by number; equal ones share memory. packed: as stored."""
 
     def __init__(self, packed: dict[int, object]) -> None:
         self._packed = packed
@@ -284,7 +282,7 @@ class _Terms:
         self.of: dict[int, SubmitOptions] = {}
 
     def why_damaged(self, counter: int) -> str:
-        """Read the terms of a submission → why they cannot be read, "" if they can."""
+        """Read the terms of a submission → the reason why they cannot be read, "" if they can."""
         if counter not in self.of:
             raw = self._packed.get(counter)
             try:

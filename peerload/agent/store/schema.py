@@ -1,6 +1,6 @@
 """The tables of a node's database, the statements of its hot path, and its rows: their encoding and decoding.
 
-A row is decoded where it is asked for, and never trusted: a value of the wrong type is a StoreError that names it."""
+A row is decoded when it is requested, and never trusted: a value of the wrong type is a StoreError that names it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ DATABASE = "peerload.db"
 
 
 def state_gone(directory: Path, hint: str = "") -> StoreError:
-    """The error for a state directory that was removed: nothing can be kept any more, and what was kept is lost."""
+    """The error for a removed state directory: its data is lost, and nothing more can be stored."""
     return StoreError(
         f"the state directory {directory} is gone",
-        why="it was removed, with all that this node knew of its tasks; the agent stops",
+        why="it was removed, with all data about the tasks of this node; the agent stops",
         hint=f"{hint}a new agent:  peerload up",
     )
 
@@ -89,17 +89,17 @@ CREATE TABLE making (counter INTEGER PRIMARY KEY);
 CREATE TABLE owners (counter INTEGER PRIMARY KEY, who TEXT NOT NULL);
 CREATE INDEX owner_of ON owners (who, counter);
 """
-"""events: of a task of this home counter and member are set, of another home's task its id; of an array as a whole, that is of
-its submission, member is SINGLE. doomed: attempts of which the rows are gone and the files may not be yet. chores: completion
-jobs. fates: outcomes of tasks that others here wait for. groups: those that a user has set. making: arrays of which only some
-members are kept so far. uid_key: of uniform arrays. owners: whose the submissions are, in system mode (`owner_key`); those that are not in it are the
+"""events: for a task of this home, counter and member are set; for a task of another home, its id. For an array as a whole, that
+is its submission, member is SINGLE. doomed: attempts whose rows are removed, but maybe not yet their files. chores: completion
+jobs. fates: outcomes of tasks that tasks here wait for. groups: set by users. making: arrays of which only some members are
+stored so far. uid_key: of uniform arrays. owners: of submissions, in system mode (`owner_key`); others are the agent's own.
 agent's own."""
 
 MIGRATIONS: dict[int, str] = {2: "ALTER TABLE submissions ADD COLUMN uid_key BLOB;"}
-"""Scripts by version n: each makes a database of version n - 1 one of version n. No version is older than 1."""
+"""Scripts by version n: each upgrades a database of version n - 1 to version n. Version 1 is the oldest."""
 _UNFINISHED = ", ".join(f"'{state.value}'" for state in TaskState if not state.is_final)
 WHOLE = "counter NOT IN (SELECT counter FROM making)"
-"""A condition on a task: its submission was kept to the end."""
+"""A condition on a task: its submission was stored completely."""
 PUT_MAKING = "INSERT OR IGNORE INTO making VALUES (?)"
 DROP_MAKING = "DELETE FROM making WHERE counter = ?"
 MAKING = "SELECT counter FROM making ORDER BY counter"
@@ -126,12 +126,12 @@ PUT_NEW_MEMBER = (
     " submitted_at, started_at, ended_at, exit, reason, more, output_bytes)"
     " VALUES (?, ?, ?, 'queued', 0, '', 0, '', 0.0, 0, ?, 0.0, 0.0, NULL, ?, NULL, 0)"
 )
-"""Insert a member of a uniform array; `UNTOUCHED` finds it again."""
+"""Insert a member of a uniform array; `UNTOUCHED` matches it."""
 UNTOUCHED = (
     "ended_at = 0 AND state = 'queued' AND attempt = 0 AND node = '' AND nonce = 0 AND machine_boot = '' AND lease_s = 0"
     " AND migrations = 0 AND started_at = 0 AND exit IS NULL AND more IS NULL"
 )
-"""A condition on a task: nothing has become of it since it was submitted."""
+"""A condition on a task: unchanged since its submission."""
 UNTOUCHED_WITH = f"{UNTOUCHED} AND submitted_at = ? AND reason = ?"
 END_MEMBERS = (
     f"UPDATE tasks SET state = ?, ended_at = ?, reason = ? WHERE counter = ? AND member BETWEEN ? AND ?"  # noqa: S608 -- constants
@@ -142,24 +142,24 @@ CANCELLED_WITH = (
     "SELECT uid, counter, member FROM tasks INDEXED BY failures WHERE ended_at > 0 AND state IN ('failed', 'cancelled')"
     " AND hex(uid) IN (SELECT value FROM json_each(?))"
 )
-"""Select the cancelled tasks with these uids. It reads all that have failed or were cancelled."""
+"""Select the cancelled tasks with these uids. It reads all failed and cancelled tasks."""
 PUT_MORE = "UPDATE tasks SET more = ? WHERE counter = ? AND member = ?"
 UNIFORM = (
     "SELECT counter, uid_key FROM submissions WHERE uid_key IS NOT NULL AND counter NOT IN (SELECT counter FROM making)"
     " AND EXISTS (SELECT 1 FROM tasks t INDEXED BY unfinished WHERE t.ended_at = 0 AND t.state = 'queued'"
     " AND t.counter = submissions.counter) ORDER BY counter LIMIT ?"
 )
-"""Uniform arrays of which a member waits."""
+"""Uniform arrays with a waiting member."""
 FIRST_MEMBER = f"SELECT submitted_at, reason FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED} LIMIT 1"  # noqa: S608 -- constants
 MEMBERS = f"SELECT member, uid FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED_WITH} ORDER BY member"  # noqa: S608 -- constants
 EVENTS_AT_ONCE = 16
-"""Events in one statement: each costs the thread of the store a wait for the interpreter."""
+"""Number of events in one statement: each statement makes the writer thread wait for the interpreter."""
 LAST_EVENT = "SELECT max(number) FROM events"
 
 
 @functools.lru_cache(EVENTS_AT_ONCE)
 def put_events(count: int) -> str:
-    """The statement that inserts so many events."""
+    """The statement that inserts ``count`` events."""
     columns = EVENT_COLUMNS.removeprefix("number, ")
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?)"] * count)
     return f"INSERT INTO events ({columns}) VALUES {rows}"  # noqa: S608 -- constants
@@ -184,8 +184,8 @@ DROP_OLD_FLOORS = (
     f"DELETE FROM floors WHERE at < ? AND kind IN ({FenceKind.STARTED:d}, {FenceKind.REFUSED:d})"  # noqa: S608 -- constants
     " AND uid NOT IN (SELECT uid FROM executions)"
 )
-"""Never by age (the machine's date may be wrong): that a task which may run once only was started, and any of an attempt
-that is still here."""
+"""Never drops by age (the machine's date may be wrong) that a once-only task was started, nor a floor of an attempt that
+is still here."""
 PUT_FATE = "INSERT OR REPLACE INTO fates VALUES (?, ?, ?, ?)"
 DROP_FATE = "DELETE FROM fates WHERE task = ?"
 PUT_GROUP = "INSERT OR REPLACE INTO groups VALUES (?, ?, ?)"
@@ -198,8 +198,8 @@ UNFINISHED_OF = (
     "SELECT 1 FROM tasks INDEXED BY unfinished WHERE ended_at = 0"  # noqa: S608 -- constants
     f" AND state IN ({_UNFINISHED}) AND counter = ? AND member BETWEEN ? AND ? LIMIT 1"
 )
-"""Finds an unfinished task among these. Without the hint, SQLite goes through all members of an array, here and
-above."""
+"""Finds an unfinished task among these. Without the hint, here and above, SQLite reads all members of an
+array."""
 DATE = "SELECT value FROM meta WHERE key = 'date'"
 KEEP_DATE = "INSERT OR REPLACE INTO meta VALUES ('date', ?)"
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
@@ -208,7 +208,7 @@ PAST_RUNS = (
     "SELECT t.counter, t.exit, s.spec, t.member, s.commands IS NOT NULL FROM tasks t JOIN submissions s ON s.counter = t.counter"
     " WHERE t.ended_at > 0 AND t.exit IS NOT NULL AND t.state IN ('done', 'failed') ORDER BY t.ended_at DESC LIMIT ?"
 )
-# Pages of ended tasks; `ended_at > 0` is what the index asks for.
+# Pages of ended tasks; `ended_at > 0` selects the index.
 ENDED_NEWEST = (
     "t.ended_at > 0 AND t.ended_at >= ? AND (t.ended_at, t.counter, t.member) < (?, ?, ?)"
     " ORDER BY t.ended_at DESC, t.counter DESC, t.member DESC LIMIT ?"
@@ -218,7 +218,7 @@ ENDED_OLDEST = (
 )
 ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC, t.member DESC LIMIT 1 OFFSET ?"
 HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ? ORDER BY counter DESC LIMIT 1"
-"""The highest number of a submission in a table; what is no number comes after all numbers."""
+"""The highest number of a submission in a table; values that are no numbers sort after all numbers."""
 KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
 COUNT_INCARNATION = (
     "INSERT INTO meta VALUES ('incarnation', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
@@ -226,11 +226,11 @@ COUNT_INCARNATION = (
 KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"
 COUNT_ON = "INSERT INTO meta VALUES ('counter', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
-"""Sets the greatest number of a submission that was given; later ones are greater."""
+"""Sets the greatest number that was assigned to a submission; later ones are greater."""
 KEEP_ATTEMPTS = "INSERT OR REPLACE INTO meta VALUES ('attempts_from', ?), ('attempts_up_to', ?)"
 ATTEMPTS = "SELECT value FROM meta WHERE key IN ('attempts_from', 'attempts_up_to') ORDER BY key"
 KEPT_S = 7 * 86_400.0
-"""Tokens and floors are remembered for so long."""
+"""Time for which tokens and floors are remembered."""
 MEMBER_MAX = 1 << 62
 """A number greater than that of any member."""
 COLUMNS = (
@@ -240,8 +240,8 @@ COLUMNS = (
 _TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
 """The types of the columns up to ended_at."""
 ENDED_AT = 12
-"""Index of ended_at. An unfinished task has 0.0 there. Newer SQLite (3.46, not 3.40) returns it as the index
-`unfinished` has it: 0."""
+"""Index of ended_at, which is 0.0 for an unfinished task. SQLite 3.46 (but not 3.40) returns the 0 of the index
+`unfinished` instead."""
 _EVENT_TYPES = (int, float, str, str, int, str, str)
 _STATES = {state.value: state for state in TaskState}
 BEFORE_FIRST = SINGLE - 1
@@ -249,7 +249,7 @@ BEFORE_FIRST = SINGLE - 1
 
 
 def migration(number: int) -> str:
-    """The script, all or nothing, that makes a database of version ``number`` - 1 one of version ``number``."""
+    """The script that upgrades a database of version ``number`` - 1 to version ``number`` in one transaction."""
     return f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;"
 
 
@@ -263,7 +263,7 @@ _terms = msgspec.msgpack.Decoder(SubmitOptions)
 _exit = msgspec.msgpack.Decoder(Exit)
 _execution = msgspec.msgpack.Decoder(ExecutionRecord)
 encode = msgspec.msgpack.Encoder().encode
-"""A value as it lies in the database."""
+"""A value as stored in the database."""
 
 
 class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -298,7 +298,7 @@ _each = msgspec.msgpack.Decoder(Each)
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was kept, with its number: they grow with time."""
+    """A stored event with its number; numbers grow with time."""
 
     number: int
     at: float
@@ -315,18 +315,18 @@ Found = tuple[Any, ...]
 
 
 class Damage(msgspec.Struct, frozen=True, gc=False):
-    """A task whose row cannot be read, and why."""
+    """A task whose row cannot be read, and the reason."""
 
     task: str
     why: str
 
 
 Place = tuple[float, int, int]
-"""The place of an ended task in order: its end (Unix s), the number of its submission, of its member."""
+"""The place of an ended task in the order: its end (Unix s), the number of its submission, of its member."""
 
 
 class TaskPage(msgspec.Struct, frozen=True):
-    """Tasks as a list shows them. last: the place of the last row read, readable or not; None if there was none."""
+    """A page of a list of tasks. last: the place of the last row, readable or not; None if there was none."""
 
     rows: Sequence[tuple[TaskRecord, TaskSpec]] = ()
     damaged: Sequence[Damage] = ()
@@ -335,15 +335,15 @@ class TaskPage(msgspec.Struct, frozen=True):
 
 
 class TaskSelection(msgspec.Struct, frozen=True, gc=False):
-    """The tasks of one submission that a reference names. spans: the first and the last member of each range; () = all of
-    the submission."""
+    """The tasks of one submission that a reference names. spans: the first and the last member of each range; () = the
+    whole submission."""
 
     counter: int
     spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The spans; of the whole submission one that has all its members, and a single task, in it."""
+        """The spans; for a whole submission, one that contains all its members, and also a single task."""
         return self.spans or ((SINGLE, MEMBER_MAX),)
 
     @property
@@ -353,12 +353,12 @@ class TaskSelection(msgspec.Struct, frozen=True, gc=False):
 
 
 def spans_text(spans: Sequence[tuple[int, int]]) -> str:
-    """Ranges of members as a reference has them: `3-9,12`."""
+    """Ranges of members in the form of a reference: `3-9,12`."""
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def apart(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Spans (number of the submission, first member, last member) in order, each member in one of them only."""
+    """Spans (number of the submission, first member, last member) in order and without overlap."""
     merged: list[tuple[int, int, int]] = []
     for counter, first, last in sorted(spans):
         if merged and merged[-1][0] == counter and first <= merged[-1][2] + 1:
@@ -369,28 +369,28 @@ def apart(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def decoded_record(row: Found, home: str) -> TaskRecord:
-    """The record of a task of this home from its row. Raises StoreError naming what of it cannot be read."""
+    """The record of a task of this home from its row. Raises StoreError, which names the unreadable part."""
     name = task_name(home, row[0], row[1])
     exit_ = None if row[13] is None else decoded_exit(row[13], name)
     state = _STATES.get(row[3]) if isinstance(row[3], str) else None
     if state is None:
-        raise StoreError(f"{name} has no state that is known", why=repr(row[3]))
+        raise StoreError(f"{name} has an unknown state", why=repr(row[3]))
     if type(row[ENDED_AT]) is int and row[ENDED_AT] == 0:
         row = (*row[:ENDED_AT], 0.0, *row[ENDED_AT + 1 :])
     if tuple(map(type, row[: len(_TYPES)])) != _TYPES or type(row[14]) is not str:
         raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
-    # There may be a million: what most of them have in common is one object. The zero of SQLite is a new one each time.
+    # There may be a million records, so common values share one object. SQLite returns a new zero each time.
     attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
     first = (name, row[2], state, submitted_at, attempt, intern(node), nonce, intern(machine_boot), lease_s or 0.0)
     rest = (migrations, started_at or 0.0, ended_at or 0.0, exit_, intern(row[14]))
-    if row[15] is None:  # as with most
+    if row[15] is None:  # most records
         return TaskRecord(*first, *rest)
     more = _decoded(_more, row[15], f"the record of {name}")
     return TaskRecord(*first, *rest, **msgspec.structs.asdict(more))
 
 
 def place_of(found: Found) -> Place:
-    """The place of a task among those that ended."""
+    """The place of a task among the ended ones."""
     return found[12], found[0], found[1]
 
 
@@ -418,7 +418,7 @@ def decoded_each(raw: object, counter: object) -> Each:
 
 
 def more_with_usage(raw: object, usage: Usage, name: object) -> bytes | None:
-    """Rare fields of a task, with its resource usage; None if that is in them already. Raises StoreError."""
+    """Rare fields of a task, with its resource usage; None if they already contain it. Raises StoreError."""
     more = ExtraColumns() if raw is None else _decoded(_more, raw, f"the record of {name}")
     return None if more.usage is not None else encode(msgspec.structs.replace(more, usage=usage))
 
@@ -428,7 +428,7 @@ def decoded_exit(raw: object, name: object) -> Exit:
 
 
 def decoded_event(row: Found, home: str) -> RecordedEvent:
-    """An event from its row. Raises StoreError naming it if it cannot be read."""
+    """An event from its row. Raises StoreError, which names it, if it cannot be read."""
     number, at, what, state, counter, member, task, attempt, node, reason = row
     if tuple(map(type, (number, at, what, state, attempt, node, reason))) != _EVENT_TYPES:
         raise StoreError(f"event {number} cannot be read from the database", why=f"{row!r}"[:200])
@@ -438,12 +438,12 @@ def decoded_event(row: Found, home: str) -> RecordedEvent:
 
 
 def decoded_execution(raw: object, what: str) -> ExecutionRecord:
-    """An attempt of another home as it was kept. Raises StoreError naming ``what`` cannot be read."""
+    """A stored attempt of another home. Raises StoreError, which names ``what``, if it cannot be read."""
     return _decoded(_execution, raw, what)
 
 
 def decoded_terms(raw: object, counter: int) -> SubmitOptions:
-    """The terms of a submission as they were kept. Raises StoreError if they cannot be read."""
+    """The stored terms of a submission. Raises StoreError if they cannot be read."""
     return _decoded(_terms, raw, f"the terms of submission {counter}")
 
 

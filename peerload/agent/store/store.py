@@ -1,14 +1,14 @@
 """The store of a node: SQLite in WAL mode, every commit synced, one writer thread. `reader.py` has the reads,
-`recovery.py` those of the agent's start.
+`recovery.py` the reads at the start of an agent.
 
-The writer commits all rows that came during its last commit in one transaction (group commit, without a timer), so that
-they share the price of a sync. A transaction that finds the disk full is rolled back and tried again, with room from
-the reserve or when there is some: nothing was reported yet. Any other failure is final, above all a failed sync (a
-later one may succeed although the kernel has dropped the data): `on_error` is called once, nothing is written any more,
+The writer commits all rows that arrived during its last commit in one transaction (group commit, without a timer), so that
+they share the cost of one sync. A transaction that finds the disk full is rolled back and retried with space from
+the reserve, or when there is space: nothing was reported yet. Any other failure is final, in particular a failed sync (a
+later one may succeed although the kernel has dropped the data): `WriterOwner.failed` is called once, nothing more is written,
 and the agent stops.
 
-SQLite drops the end of a damaged write-ahead log without a word, and with it commits that users and peers were told of. So a
-file beside the database has its high-water mark, which shows at the next start whether commits have been lost."""
+SQLite silently drops the end of a damaged write-ahead log, and with it commits that were reported to users and peers. So a
+file beside the database has its high-water mark, which shows at the next start whether commits were lost."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ log = logging.getLogger("peerload.agent")
 
 FILE = "high-water"
 LINE_BYTES = 128
-"""The whole file: one write, within one sector."""
+"""Size of the file: one write, within one sector."""
 GAP = 100_000
-"""Numbers of submissions that are skipped after a loss: more than a node gives in the time that a mark may be old."""
+"""Numbers of submissions that are skipped after a loss: more than a node assigns within the maximum age of a mark."""
 ATTEMPTS_GAP = 1_000
 """Numbers of attempts of one task that are skipped after a loss."""
 SLACK_S = 3600.0
-"""The date may be set ahead by less than this at a time without being doubted."""
+"""Maximum jump ahead of the date that is trusted immediately."""
 LASTED_S = 86_400.0
-"""A jump counts after so long; the time while the machine is off does not count towards it."""
+"""Time after which a larger jump is trusted; the time while the machine is off does not count."""
 NOT_AHEAD = -1.0
 BATCHES_WAITING_MAX = 100_000
-"""Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
+"""Maximum number of batches of rows that wait for the disk; with more, the disk must be stuck, and the agent stops."""
 EVENTS_KEPT_MAX = 2_000_000
-"""Events kept; beyond that the oldest go."""
+"""Maximum number of events; beyond it, the oldest are removed."""
 PRUNE_EVERY = 10_000
-"""Events are counted off after so many new ones, and at most twice as many removed at a time."""
+"""Number of new events after which old ones are removed, at most twice as many at a time."""
 COMMIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 FULL_RETRY_S = 0.5
-"""A full disk without a reserve is tried again this often."""
+"""Interval of retries on a full disk without a reserve."""
 NOTES_ASIDE_MAX = 1000
-"""Events that found no room on a full disk, kept for a later commit; of more the oldest go."""
+"""Maximum number of events kept for a later commit while the disk is full; beyond it, the oldest are dropped."""
 MEMORY_PAGES_KIB = 2048
 APPLIED_APART = frozenset((actions.PutTask, actions.PutUsage, actions.PutEvent, actions.PutChores))
 
@@ -87,7 +87,7 @@ APPLIED_APART = frozenset((actions.PutTask, actions.PutUsage, actions.PutEvent, 
 
 
 class HighWaterMark(msgspec.Struct, frozen=True):
-    """High-water mark of a database: the last submission, the last event, and when (Unix s)."""
+    """High-water mark of a database: the last submission, the last event, and the time (Unix s)."""
 
     store: str
     counter: int
@@ -96,29 +96,29 @@ class HighWaterMark(msgspec.Struct, frozen=True):
 
 
 class LostCommits(msgspec.Struct, frozen=True):
-    """Loss of a database: ``had`` is the high-water mark, ``has`` is what the database holds now."""
+    """Loss of a database: ``had`` is the high-water mark, ``has`` is the current content."""
 
     had: HighWaterMark
     has: HighWaterMark
 
     def message(self, node: str) -> str:
-        """The loss, in words for people."""
+        """Description of the loss for users."""
         first, last = self.has.counter + 1, self.had.counter
         missing = f"{node}/{first}" if first == last else f"{node}/{first} to {node}/{last}"
         submissions = f"{missing} were acknowledged and are missing" if first <= last else "no submission is missing"
         events = max(self.had.event - self.has.event, 0)
         return (
             f"the database has lost its last commits (a damaged or restored file): {submissions}; the last {events} events"
-            f" are missing, so that tasks which had ended may be shown as unfinished; new ids begin at {node}/{last + GAP + 1};"
-            " a queued task that may run once only is held, others wait until no lease of them can be left"
+            f" are missing, so that ended tasks may be shown as unfinished; new ids begin at {node}/{last + GAP + 1};"
+            " a queued task that may run only once is held, others wait until all their leases must have ended"
         )
 
 
 class HighWaterFile:
-    """File of the high-water mark, written after each commit, before anybody is told of that commit, and never synced: a crash of
-    the agent leaves it exact, a power cut may leave it up to half a minute old. It is never ahead of a sound database.
+    """File of the high-water mark, written after each commit, before the commit is reported, and never synced: it is exact after a
+    crash of the agent, and up to half a minute old after a power cut. It is never ahead of a sound database.
 
-    A mark that cannot be read or written is as if there were none: the database itself is what counts.
+    A mark that cannot be read or written counts as absent: the database itself decides.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -126,7 +126,7 @@ class HighWaterFile:
         self._fd: int | None = None
 
     def read(self) -> HighWaterMark | None:
-        """The mark; None: there is none that can be read."""
+        """The mark; None if there is no readable one."""
         try:
             text, _, digest = self._path.read_text(encoding="ascii").rstrip().rpartition(" ")
             store, counter, event, at = text.split(" ")
@@ -137,7 +137,7 @@ class HighWaterFile:
             return None
 
     def write(self, mark: HighWaterMark) -> None:
-        """Replace the mark; not synced."""
+        """Replace the mark, without a sync."""
         text = f"{mark.store} {mark.counter} {mark.event} {mark.at:.3f}"
         line = f"{text} {zlib.crc32(text.encode('ascii')):08x}".ljust(LINE_BYTES - 1) + "\n"
         with contextlib.suppress(OSError):
@@ -155,8 +155,8 @@ class HighWaterFile:
 
 
 class DateAnchor(NamedTuple):
-    """``wall_s`` is the trusted date at ``boot_s`` of the boot clock of that boot; ``ahead_s``: for how long the machine's
-    date has been ahead of it, NOT_AHEAD if it is not."""
+    """``wall_s`` is the trusted date when the boot clock of that boot was ``boot_s``; ``ahead_s``: time for which the machine's
+    date has been ahead of the trusted one, NOT_AHEAD if it is not."""
 
     boot_id: str
     boot_s: float
@@ -168,7 +168,7 @@ class DateAnchor(NamedTuple):
 
 
 def anchor_of(packed: object) -> DateAnchor | None:
-    """An anchor as the database has it; None: there is none that can be read."""
+    """An anchor as stored in the database; None if there is no readable one."""
     try:
         boot_id, boot_s, wall_s, ahead_s = str(packed).split(" ")
         return DateAnchor(boot_id, float(boot_s), float(wall_s), float(ahead_s))
@@ -177,13 +177,13 @@ def anchor_of(packed: object) -> DateAnchor | None:
 
 
 class TrustedDate:
-    """Trusted date: the date by which things are forgotten and removed. A jump ahead counts only when it has lasted a day.
+    """Trusted date, which decides about removals. A jump ahead counts only when it has lasted a day.
 
-    What a wrong date removes is gone when the clock is right again, so the date is compared with the boot clock. Within one boot of
-    the machine the boot clock says how much time has passed. Across a reboot nobody can tell, so that a machine that was off for a
-    weekend removes nothing for a day. A jump back counts at once, since it removes nothing.
+    Data removed because of a wrong date is lost, so the date is compared with the boot clock. Within one boot of the machine, the
+    boot clock shows how much time has passed. Across a reboot this is unknown, so that a machine that was off for a weekend
+    removes nothing for a day. A jump back counts immediately, since it removes nothing.
 
-    anchor: what is to be kept of it. ``clocks()`` → (boot clock, Unix time), in seconds.
+    anchor: the state to store. ``clocks()`` → (boot clock, Unix time), in seconds.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class TrustedDate:
         boot_id: str = "",
         clocks: Callable[[], tuple[float, float]] = lambda: (time.clock_gettime(time.CLOCK_BOOTTIME), time.time()),
     ) -> None:
-        """anchor: as an earlier agent has kept it; without one the machine's date is believed."""
+        """anchor: stored by an earlier agent; without one, the machine's date is trusted."""
         self._clocks = clocks
         self._boot_id = boot_id or machine_boot_id()
         self.anchor = anchor or DateAnchor(self._boot_id, *clocks())
@@ -225,11 +225,11 @@ class WriterOwner(Protocol):
         """Rows are durable: call these functions, in order."""
 
     def failed(self, error: StoreError, /) -> None:
-        """A commit has failed; nothing is kept any more."""
+        """A commit has failed, and no more rows are stored."""
 
 
 class LoopOwner:
-    """The `WriterOwner` of an agent: all is done in the loop's thread, and a commit that has failed stops the agent."""
+    """The `WriterOwner` of an agent: calls run in the loop's thread, and a failed commit stops the agent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, run: RunState) -> None:
         self._loop = loop
@@ -248,7 +248,7 @@ class Store(StoreRecovery):
     def __init__(
         self, path: Path, node: str, reserve: DiskReserve | None = None, *, output_bytes_max: int = OUTPUT_BYTES_MAX
     ) -> None:
-        """output_bytes_max: what is kept of one stream of a task at most."""
+        """output_bytes_max: maximum number of bytes that are kept of one stream of a task."""
         super().__init__(node)
         self._path = path
         self._output_bytes_max = output_bytes_max
@@ -256,7 +256,7 @@ class Store(StoreRecovery):
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
         self.commits = Histogram(COMMIT_SECONDS)
-        """Times of commits, written by the writer's thread."""
+        """Durations of commits, written by the writer's thread."""
         self._thread: threading.Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Sequence[actions.Row | MaintenanceRow], Callable[[], None]] | None] = (
             queue.SimpleQueue()
@@ -274,12 +274,12 @@ class Store(StoreRecovery):
         self.lost: LostCommits | None = None
         """Loss found when the database was opened; None if nothing is missing."""
         self.date: TrustedDate
-        """The trusted date, by which tokens are forgotten; set when the database is opened."""
+        """The trusted date, which decides when tokens are forgotten; set when the database is opened."""
         self.store_id = ""
         self.is_new = False
         """True if there was no database before, or an empty one."""
         self.is_stalled = False
-        """True while the writer waits for room on a full disk: reads show what was durable before."""
+        """True while the writer waits for space on a full disk: reads show the durable state before that."""
 
     @property
     def node(self) -> str:
@@ -292,7 +292,7 @@ class Store(StoreRecovery):
     # -- opening -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open or make the database. Raises StoreError: another agent has it, it is damaged, or it is newer than we."""
+        """Open or make the database. Raises StoreError if another agent has it, it is damaged, or it has a newer schema."""
         self._take_lock()
         try:
             is_new = not self._path.exists()
@@ -333,8 +333,8 @@ class Store(StoreRecovery):
             raise StoreError(f"the database {self._path} cannot be used", why=why, hint=hint) from None
 
     def _drop_partial(self) -> None:
-        """Drop the members of arrays whose submission was cut short: nobody was told of them. Their numbers are not given
-        again."""
+        """Drop the members of arrays whose submission was interrupted: they were never acknowledged. Their numbers are not
+        reused."""
         assert self._writer is not None
         for (counter,) in self._writer.execute(schema.MAKING).fetchall():
             with self._writer:
@@ -344,9 +344,9 @@ class Store(StoreRecovery):
                 self._writer.execute(schema.DROP_MAKING, (counter,))
 
     def _look_for_loss(self) -> None:
-        """Compare the database with its high-water mark. One that has lost commits takes a new store id, since it does not
-        know any more what it has promised (rule R6), and gives no number again, neither of a submission nor of an attempt. The
-        mark may have another id: that of the database that came of an earlier loss."""
+        """Compare the database with its high-water mark. If it has lost commits, it gets a new store id, since it does not know all
+        promises that it has made (rule R6), and reuses no number of a submission or an attempt. The
+        mark may have an id from before an earlier loss."""
         assert self._writer is not None
         assert self._reader is not None
         self._counter_reached = self._counter()
@@ -362,7 +362,7 @@ class Store(StoreRecovery):
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute(schema.KEEP_ID, (self.store_id,))
             self._writer.execute(schema.KEEP_COUNTER, (self._counter_reached,))
-            # Each attempt that was ever granted is an event, so that no number of one is greater than theirs.
+            # Each granted attempt is an event, so that no attempt has a greater number than the events.
             attempts_from = min(self._event_reached + ATTEMPTS_GAP, ATTEMPT_MAX // 2)
             self._writer.execute(schema.KEEP_ATTEMPTS, (attempts_from, self._counter_reached))
             self._writer.execute(schema.PUT_LOSS, (self._event_reached, time.time(), words))
@@ -380,11 +380,11 @@ class Store(StoreRecovery):
         return HighWaterMark(self.store_id, self._counter_reached, self._event_reached, time.time())
 
     def _how_to_set_aside(self) -> str:
-        """The command that sets the database aside: all of its files, since the last rows may be in the -wal alone."""
+        """A hint to move the database away: all of its files, since the last rows may be only in the -wal file."""
         there = [path for suffix in ("", "-wal", "-shm") if (path := f"{self._path}{suffix}") and os.path.exists(path)]  # noqa: PTH110 -- a name, not a Path
         aside = f"{self._path}.broken"
         return (
-            f"keep it for inspection, all of its files together (tasks that were acknowledged may be in the -wal alone), "
+            f"keep it for inspection, all of its files together (acknowledged tasks may be only in the -wal file), "
             f"and start afresh:  mkdir {aside} && mv {' '.join(there) or self._path} {aside}/"
         )
 
@@ -409,7 +409,7 @@ class Store(StoreRecovery):
             self._lock = None
             hint = "name a directory on a local disk:  --state DIR"
             raise StoreError(f"{path} cannot be locked", why=str(error.strerror), hint=hint) from None
-        with contextlib.suppress(OSError):  # a full disk: whoever finds it locked does not hear by whom
+        with contextlib.suppress(OSError):  # on a full disk, the lock names no holder
             os.ftruncate(self._lock, 0)
             os.write(self._lock, b"%d\n" % os.getpid())
 
@@ -475,12 +475,12 @@ class Store(StoreRecovery):
     def _write_now(self, sql: str, *values: object) -> list[Any]:
         assert self._writer is not None
         try:
-            return self._writer.execute(sql, values).fetchall()  # to the end: the statement commits there
+            return self._writer.execute(sql, values).fetchall()  # fetch all rows: the statement commits at its end
         except sqlite3.Error as error:
             raise StoreError("the database cannot be written", why=str(error)) from None
 
     def close(self) -> None:
-        """Commit the waiting rows, close, release the lock."""
+        """Commit the waiting rows, close the database and release the lock."""
         if self._thread is not None:
             self._closing.set()
             self._queue.put(None)
@@ -507,8 +507,8 @@ class Store(StoreRecovery):
         self._start_thread()
 
     def _start_thread(self) -> bool:
-        """Start the writer thread → whether it runs. Without a thread (the limit of processes is reached) the caller
-        of `persist` writes, and waits for the disk."""
+        """Start the writer thread → True if it runs. Without a thread (the limit of processes is reached), the caller of
+        `persist` writes, and waits for the disk."""
         if self._thread is None:
             thread = threading.Thread(target=self._write, name="store", daemon=True)
             try:
@@ -528,7 +528,7 @@ class Store(StoreRecovery):
             self._write_waiting()
 
     async def keep(self, *rows: MaintenanceRow) -> None:
-        """Make rows durable, and wait for it. Raises StoreError."""
+        """Make rows durable, and wait until they are. Raises StoreError."""
         durable = asyncio.Event()
         self.persist(rows, durable.set)
         await durable.wait()
@@ -538,7 +538,7 @@ class Store(StoreRecovery):
             pass
 
     def _write_waiting(self) -> bool:
-        """Commit all waiting rows; if there are none, wait for the first. → False at the end."""
+        """Commit all waiting rows; if there are none, wait for the first. → False when the store is closed."""
         waiting = [self._queue.get()]
         while not self._queue.empty():
             waiting.append(self._queue.get())
@@ -555,9 +555,9 @@ class Store(StoreRecovery):
         return None not in waiting
 
     def _commit_with_room(self, rows: list[actions.Row | MaintenanceRow]) -> None:
-        """Commit; on a full disk take room from the reserve, or wait for some: but nothing waits for events alone, they are
-        put aside and go with a later commit that has room for them, too. Raises what the database raised, if it was
-        something else, or if the store is being closed and there is still no room."""
+        """Commit; on a full disk take space from the reserve, or wait for some. Events alone do not wait: they are put aside for
+        a later commit that has space for them, too. Raises the error of the database if it has another cause, or if the store is
+        being closed and there is still no space."""
         aside = self._aside
         while True:
             try:
@@ -570,12 +570,12 @@ class Store(StoreRecovery):
                 if all(type(row) is actions.PutEvent for row in rows):
                     self._aside = [*aside, *rows][-NOTES_ASIDE_MAX:]
                     return
-                if aside:  # what is decided may need less room
+                if aside:  # the rows alone may need less space
                     aside = []
                     continue
                 self.is_stalled = True
                 if self._closing.wait(FULL_RETRY_S):
-                    raise StoreError("the disk is full", why="no room came before the agent stopped") from None
+                    raise StoreError("the disk is full", why="no space was freed before the agent stopped") from None
             else:
                 self.is_stalled = False
                 if aside:
@@ -735,7 +735,7 @@ class Store(StoreRecovery):
 
 
 def _put_members(writer: sqlite3.Connection, row: actions.PutMembers) -> None:
-    """Members of a uniform array that are new, or that end without ever having been touched."""
+    """Write new members of a uniform array, or the end of untouched ones."""
     record, key, counter = row.record, row.key, submission_of(row.record.task)
     if record.state is TaskState.QUEUED:
         new = ((counter, one, member_uid(key, one), record.submitted_at, row.reason) for one in row.members)
@@ -746,13 +746,13 @@ def _put_members(writer: sqlite3.Connection, row: actions.PutMembers) -> None:
 
 
 def _put_usages(writer: sqlite3.Connection, rows: list[actions.PutUsage]) -> None:
-    """Used by cancelled tasks of which that is not known yet. A record that cannot be read stays as it is."""
+    """Store the usage of cancelled tasks that have none yet. An unreadable record stays unchanged."""
     places: dict[bytes, tuple[int, int]] = {row.uid: order_of(row.task) for row in rows if row.task}
     if nameless := [row.uid.hex().upper() for row in rows if not row.task]:
         for uid, counter, member in writer.execute(schema.CANCELLED_WITH, (json.dumps(nameless),)):
             places[uid] = counter, member
     for row in rows:
-        place = places.get(row.uid, (0, 0))  # no task has that
+        place = places.get(row.uid, (0, 0))  # a place that no task has
         found = writer.execute(schema.CANCELLED, (*place, row.uid, row.attempt, row.node)).fetchone()
         with contextlib.suppress(StoreError):
             if found is not None and (more := schema.more_with_usage(found[0], row.usage, row.task)):
@@ -765,7 +765,7 @@ def _is_new(row: actions.PutTask) -> bool:
 
 
 def _values_of(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
-    """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
+    """The row of a record, which `decoded_record` can read. kept_bytes: number of bytes of its output that are kept."""
     counter, member = order_of(record.task)
     more = extra_of(record)
     return (

@@ -1,9 +1,9 @@
-"""Write-ahead: outward actions and events on their way to the store, in the outbox, the event log and the security events.
+"""Write-ahead of outward actions and events: the outbox, the event log and the security events.
 
-Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
-never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of
-something a power cut could take back. Only two kinds of message overtake: renewed leases wait for rows of their own tasks
-alone; advice, OFFER and ACCEPT wait for no row, since they promise nothing that a power cut may not take back."""
+Rows of one turn are stored together. An outward action that comes after a row is performed when that row is durable, and
+never overtakes another: no answer to a client, no message to a peer and no start of a process may depend on a
+decision that a power cut could undo. Only two kinds of message overtake. Renewed leases wait only for rows of their own tasks.
+Advice, OFFER and ACCEPT wait for no row, since they promise nothing that a power cut must not undo."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ log = logging.getLogger("peerload.agent")
 _log = logging.getLogger("peerload.security")
 
 ROWS_AHEAD_MAX = 1000
-"""Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
+"""Number of rows waiting for the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
 NOTES_WITHIN_S = 1.0
-"""A note is on its way to the disk after this, at the latest."""
+"""Maximum time until a note is handed to the store."""
 RULES = frozenset(EVENTS["security"])
 NOTICE_EVERY_S = 60.0
-"""Interval of the events about one rule and one culprit."""
+"""Minimum interval of the events about one rule and one culprit."""
 NOTED_MAX = 20
-"""Bound on the events about one rule within NOTICE_EVERY_S, whoever the culprits are: one attacker may have many
+"""Maximum number of events about one rule within NOTICE_EVERY_S, for all culprits together: one attacker may have many
 addresses."""
 CULPRITS_MAX = 1024
-"""Bound on the culprits that are remembered; the one not seen for longest is forgotten first."""
+"""Maximum number of remembered culprits; the least recent one is forgotten first."""
 WHO_CHARS_MAX = 100
 WHAT_CHARS_MAX = 300
-"""Bound on the description; a longer one is cut off."""
+"""Maximum length of the description; a longer one is cut off."""
 
 
 class RowStore(Protocol):
@@ -60,8 +60,8 @@ class RowStore(Protocol):
 class Outbox:
     """Write-ahead outbox: holds outward actions until the rows before them are durable. store: makes rows durable.
 
-    Whoever decides about many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that what others ask
-    for does not wait for all of that: backpressure from the disk to the decisions.
+    Work on many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that other requests do not
+    wait for all of it: backpressure from the disk to the decisions.
     """
 
     def __init__(self, store: RowStore, run: RunState) -> None:
@@ -83,14 +83,14 @@ class Outbox:
         self._listeners.append(call)
 
     def keep(self, rows: tuple[Row, ...]) -> None:
-        """Make rows durable with this turn."""
+        """Add rows to this turn, to be made durable."""
         self._rows.extend(rows)
         for row in rows:
             if type(row) is PutTask:
                 self._turn.add(row.record.uid)
 
     def note(self, row: Row) -> None:
-        """Keep a row that nothing waits for: with the next rows, before them, or when `settle` says so."""
+        """Add a row that no action waits for: it is stored with the next rows, before them, or by `settle`."""
         self._notes.append(row)
 
     def settle(self) -> None:
@@ -101,7 +101,7 @@ class Outbox:
             self.flush()
 
     def when_durable(self, act: Callable[[], None]) -> None:
-        """Perform an outward action when all rows before it are durable: now, or in its turn."""
+        """Perform an outward action when all rows before it are durable: now, or later in order."""
         ticket = self._given + bool(self._rows)
         if ticket == self._durable and not self._held:
             act()
@@ -109,7 +109,7 @@ class Outbox:
             self._held.append((ticket, act))
 
     def renewal(self, uids: Iterable[bytes], act: Callable[[], None]) -> None:
-        """Send renewed leases of these tasks at once, unless rows of these very tasks are not durable yet."""
+        """Send renewed leases of these tasks immediately, unless rows of these tasks are not durable yet."""
         waiting = [self._turn, *(batch for _, _, batch in self._under_way)]
         if self._broken or any(uid in batch for uid in uids for batch in waiting):
             self.when_durable(act)
@@ -117,22 +117,22 @@ class Outbox:
             act()
 
     def at_once(self, act: Callable[[], None]) -> None:
-        """Send what promises nothing at once: a commit takes longer than its way."""
+        """Immediately send a message that promises nothing: a commit takes longer than its transmission."""
         if self._broken:
             self.when_durable(act)
         else:
             act()
 
     def when_room(self, act: Callable[[], None]) -> None:
-        """Perform an action as soon as no more than ROWS_AHEAD_MAX rows wait for the disk, in turn."""
+        """Perform an action when at most ROWS_AHEAD_MAX rows wait for the disk, in order."""
         if self._rows_under_way <= ROWS_AHEAD_MAX and not self._waits_for_room:
             act()
         else:
             self._waits_for_room.append(act)
 
     def flush(self) -> None:
-        """End a turn: hand its rows to the store. Once that has failed nothing is kept and nothing goes out any more:
-        what was decided on top of lost rows must not be seen."""
+        """End a turn: hand its rows to the store. After a failure of the store, nothing is stored and no outward action is
+        performed any more: decisions on top of lost rows must not become visible."""
         if not self._rows or self._broken:
             return
         rows, self._rows, self._notes = [*self._notes, *self._rows], [], []
@@ -161,7 +161,7 @@ class Outbox:
             self._waits_for_room.popleft()()
 
     def _act(self, act: Callable[[], None]) -> None:
-        """Perform an outward action. A bug in it must not skip it silently: the agent stops (crash-only)."""
+        """Perform an outward action. A bug must not silently skip it: the agent stops (crash-only)."""
         try:
             act()
         except Exception as error:
@@ -178,10 +178,10 @@ class Outbox:
 
 
 class EventLog:
-    """Event log: what happened to tasks and nodes, for people, and those who follow it. From the loop's thread only.
+    """Event log: what happened to tasks and nodes, for users; and its followers. Call it only from the loop's thread.
 
-    An event of a task's own record is written with that record. All others are *notes*: they go with the next commit, or with one
-    of their own after NOTES_WITHIN_S, so that they cost no sync while there is work. The agent stops if they cannot be kept.
+    An event about a task's record is written with that record. All others are *notes*: they are stored with the next commit, or by
+    their own after NOTES_WITHIN_S, so that they need no extra sync under load. The agent stops if they cannot be stored.
     """
 
     def __init__(self, outbox: Outbox, run: RunState) -> None:
@@ -203,11 +203,11 @@ class EventLog:
             self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
 
     def record(self, what: str, state: str, *, task: str = "", node: str = "", reason: str = "") -> None:
-        """Keep an event that the core does not decide about, with the present time."""
+        """Note an event that the core does not decide about, with the current time."""
         self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
 
     def settle(self) -> None:
-        """Hand over the noted events."""
+        """Hand the notes to the store."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -218,7 +218,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever there may be new ones in the store."""
+        """An `asyncio.Event` that is set whenever there may be new events in the store."""
         news = asyncio.Event()
         self._followers.add(news)
         try:
@@ -241,11 +241,11 @@ class _Culprit(msgspec.Struct):
 
 
 class SecurityEvents:
-    """Security events: each refusal for the sake of a security rule is counted, logged and kept as an event.
+    """Security events: each refusal by a security rule is counted, logged and stored as an event.
 
-    The number of events is bounded, since a refused peer may come again at any rate: one event a minute for each rule and culprit
-    (with the number of those between), and a number a minute for each rule. The counters have all. counters: the agent's own;
-    clock: seconds, which never go back.
+    The number of events is bounded, since a refused peer may retry at any rate: one event a minute for each rule and culprit
+    (with the number of refusals in between), and NOTED_MAX a minute for each rule. The counters include all refusals. counters:
+    the agent's own; clock: monotonic, in seconds.
     """
 
     def __init__(self, counters: Counter[str], journal: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
@@ -256,11 +256,11 @@ class SecurityEvents:
         self._noted: dict[str, deque[float]] = {}
 
     def report(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
-        """Count a refusal, and keep an event of it within the bounds. Never raises.
+        """Count a refusal, and store an event about it within the limits. Never raises.
 
         rule: its name in docs/security.md; who: a node, an address without its port, or ``uid 1000``; what: a
-        description for people. Foreign text in both is escaped. tolerated: number of refusals within a minute that may
-        be nobody's fault (a datagram that the network has doubled): they are counted, and are no events.
+        description for users. Foreign text in both is escaped. tolerated: number of refusals within a minute that may have an
+        innocent cause (a datagram that the network has duplicated): they are counted, but are no events.
         """
         assert rule in RULES, rule
         self.counters[metrics.SECURITY_EVENTS] += 1

@@ -1,1 +1,1 @@
-"""Tasks, nodes, completion and diagnostics as the objects that clients get."""
+"""Tasks, nodes, completion and diagnostics as objects in responses to clients."""

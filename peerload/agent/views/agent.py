@@ -1,4 +1,4 @@
-"""The agent as a client is shown it: `info`, `settings`, `checkup`, `stats` and `samples`; its cluster, links and storage."""
+"""Views of the agent for clients: `info`, `settings`, `checkup`, `stats` and `samples`; its cluster, links and storage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 NAMED_MAX = 8
-"""Administrators that are named."""
+"""Maximum number of administrators that are named."""
 log = logging.getLogger("peerload.agent")
 
 REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
@@ -62,16 +62,16 @@ DAMAGED_LISTED_MAX = 100
 FROZEN_LISTED_MAX = 100
 GPUS_LISTED_MAX = 8
 LABEL_VALUES_MAX = 8
-"""Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
+"""Maximum number of label values of one counter; the rarest of more are added up as `other`."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 EVERY_S = 30.0
 SAMPLES_MAX = 1440
 """Twelve hours."""
 WRITTEN_EVERY = 20
-"""Samples between two writes."""
+"""Number of samples between two writes."""
 NAME = "samples"
 KEYS = ("nodes", "cpus", "cpus_busy", "cpus_foreign", "running", "waiting", "gpus", "gpus_busy", "gpu_mem_share")
-"""Sums over the live nodes, at their last reports; gpus_busy: utilization in whole GPUs; gpu_mem_share: of all their memory."""
+"""Sums over the last reports of live nodes. gpus_busy: utilization in whole GPUs; gpu_mem_share: used share of all GPU memory."""
 _HEAD = b"peerload samples 1\n"
 _SAMPLE = struct.Struct(f"<d{len(KEYS)}f")
 
@@ -89,7 +89,7 @@ class ClusterView:
         return self._tls.is_revoked
 
     def is_peer_revoked(self, peer: PeerInfo) -> bool:
-        """True if this start of that node is revoked."""
+        """True if this start of the peer is revoked."""
         return not self._trust.admits(peer.identity.node, peer.identity.boot)
 
     def was_revoked(self, node: str) -> bool:
@@ -119,7 +119,7 @@ class ClusterView:
         }
 
     def _security(self) -> dict[str, object]:
-        """Facts for `peerload doctor --security` that only the agent knows; no key and no secret is among them."""
+        """Facts for `peerload doctor --security` that only the agent knows, without keys and secrets."""
         facts, trust = self._tls.facts, self._trust
         return {
             "mode": self._info.config.mode,
@@ -138,8 +138,8 @@ class ClusterView:
         }
 
     def _administrators(self) -> dict[str, object]:
-        """Administrators among the accounts that users of other nodes may be here. ``may_be``: the settings
-        allow it; ``named``: by the table of `users`, some of them."""
+        """Administrators among the accounts to which users of other nodes are mapped. ``may_be``: the settings allow
+        it; ``named``: some of those in the table of `users`."""
         config = self._info.config
         mapped = () if isinstance(config.users, str) else config.users.values()
         named = group_members(config.admin_group).intersection(mapped) if mapped else ()
@@ -262,7 +262,7 @@ class AgentView:
 
 @dataclass(eq=False, repr=False)
 class StorageView:
-    """The disk and the database of one agent. lost: what this start found to be lost besides `Store.lost`."""
+    """The disk and the database of one agent. lost: losses that this start has found, besides `Store.lost`."""
 
     _node: str
     _disk: DiskSpace
@@ -271,7 +271,7 @@ class StorageView:
     _lost: Sequence[str]
 
     def gauges(self) -> dict[str, float]:
-        """Gauges of disk and database; without those of a disk that cannot be looked at."""
+        """Gauges of disk and database; those of a disk that cannot be read are missing."""
         gauges: dict[str, float] = {metrics.COMMITS_STALLED: int(self._store.is_stalled)}
         with contextlib.suppress(OSError):
             gauges[metrics.DISK_FREE] = self._disk.free_bytes()
@@ -303,7 +303,7 @@ class StorageView:
 
 @dataclass(eq=False, repr=False)
 class DiagnosticsView:
-    """Answer to `checkup`: the health of the agent, its links and its storage. The gauges of these, for `stats`."""
+    """Answer to `checkup`: the health of the agent, its links and its storage; and their gauges, for `stats`."""
 
     _node: Node
     _launcher: LauncherLink
@@ -320,7 +320,7 @@ class DiagnosticsView:
         return gauges | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else gauges
 
     def checkup(self, caller: Principal) -> dict[str, object]:
-        """The answer to `checkup`; damaged tasks only for those who may see all tasks."""
+        """The answer to `checkup`; only callers that may see all tasks get damaged tasks."""
         node, launcher, exits = self._node, self._launcher, self._exits
         frozen = islice(node.runs.frozen, FROZEN_LISTED_MAX)
         return {
@@ -346,7 +346,7 @@ class DiagnosticsView:
 
 
 def _waiting_for_room(exits: ExitRecords, caller: Principal) -> dict[str, object] | None:
-    """Ended attempts whose output files wait; why only for those who may see all tasks, since it may name a file."""
+    """Ended attempts whose output files wait. Only callers that may see all tasks get the reason, since it may name a file."""
     reasons = list(exits.without_room.values())
     if not reasons:
         return None
@@ -358,8 +358,8 @@ def _waiting_for_room(exits: ExitRecords, caller: Principal) -> dict[str, object
 
 @dataclass(eq=False, repr=False)
 class MetricsView:
-    """Answer to `stats`: counters, gauges and histograms. It looks at nothing that grows with the number of tasks, so that a scrape
-    costs the same whatever waits."""
+    """Answer to `stats`: counters, gauges and histograms. It reads nothing that grows with the number of tasks, so that a scrape
+    always costs the same."""
 
     _info: AgentInfo
     _node: Node
@@ -467,10 +467,10 @@ def _merged(*sources: Mapping[str, int]) -> dict[str, int]:
 
 
 class Samples:
-    """Samples of the last hours, for charts: what this node knows of the cluster, twice a minute, in a ring on disk.
+    """Samples of the last hours, for charts: the state of the cluster as this node knows it, twice a minute, in a ring on disk.
 
-    The agent takes them, since they must be there when nobody looks. They are kept in memory and written lazily: at the stop and
-    every ten minutes, without a sync. A crash costs the minutes since; a file that cannot be read is begun anew.
+    The agent takes them, so that they exist even when no client was connected. They are kept in memory, and written without a sync
+    at the stop and every ten minutes. A crash loses the samples since then; an unreadable file is replaced.
     """
 
     def __init__(self, node: Node, state: Path) -> None:
@@ -488,7 +488,7 @@ class Samples:
                 await asyncio.to_thread(self.write)
 
     def take(self, at: float) -> None:
-        """Add a sample. Those that are not older than it were taken while the machine's date was ahead, and go."""
+        """Add a sample. Samples that are not older were taken while the wall clock was ahead, and are dropped."""
         while self._ring and self._ring[-1][0] >= at:
             self._ring.pop()
         self._ring.append((at, *self._sums()))
@@ -523,7 +523,7 @@ class Samples:
         return list(sums.values())
 
     def to_dict(self, since: float) -> dict[str, object]:
-        """Answer to `samples`: those after that time."""
+        """Answer to `samples`: the samples after the time ``since``."""
         found = [[round(value, 3) for value in sample] for sample in self._ring if sample[0] > since]
         return {"every_s": EVERY_S, "keys": ["at", *KEYS], "samples": found}
 
@@ -543,7 +543,7 @@ class Samples:
         return [sample for sample in _SAMPLE.iter_unpack(body) if 0.0 < sample[0] < now().wall_s]
 
     def write(self) -> None:
-        """Write all. A disk that is full costs the file, not the agent."""
+        """Write all samples. An error, such as a full disk, is only logged."""
         if not self._unwritten:
             return
         self._unwritten = 0

@@ -1,4 +1,4 @@
-"""Nodes as JSON objects for clients (keys: docs/json.md), and at the broker for other systems; tasks are in `views/task.py`."""
+"""Nodes as JSON objects for clients (keys: docs/json.md), and for other systems at the broker; tasks are in `views/task.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 DECLINES_LISTED_MAX = 8
-"""Missing directories that are listed for one node."""
+"""Maximum number of missing directories that are listed for one node."""
 _MODES = tuple(mode.name.lower() for mode in DeviceMode)
 _HEALTHS = tuple(health.name.lower() for health in Health)
 _GPU_UNKNOWN = dict.fromkeys(
@@ -54,13 +54,13 @@ _GPU_UNKNOWN = dict.fromkeys(
 )
 EVERY_S = 1.0
 NODE_EVERY = 5
-"""The node itself is published each so many looks, if it has changed."""
+"""Interval, in rounds, at which the node itself is published if it has changed."""
 TASKS_MAX = 500
-"""Tasks with a topic; with one more the one that changed longest ago has none."""
+"""Maximum number of tasks with a topic; for one more, the topic of the task that was published longest ago is removed."""
 AT_ONCE_MAX = 200
 BYTES_MAX = 4096
 NOT_PUBLISHED = ("argv", "age_s", "self", "revoked", "declines", "address", "machine")
-"""Command lines may hold secrets; the others are of use to peers alone."""
+"""Keys that are not published: command lines may contain secrets; the others are useful to peers only."""
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
@@ -91,7 +91,7 @@ def _own_object(node: Node) -> dict[str, object]:
 def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
     last = node.membership.last_report(peer.identity.node)
     age_s = max(node.state.now.boot_s - (last.at_s if last is not None else peer.heard_s), 0.0)
-    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # an old load report of a dead node means nothing
+    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # the old load report of a dead node is meaningless
     return _node_object(peer.profile, last.report if last is not None and is_there else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
@@ -104,7 +104,7 @@ def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
 
 
 def declines(node: Node, peer: PeerInfo) -> list[str]:
-    """Reasons why a peer declines some tasks of this home. In system mode no directory is named."""
+    """Reasons why a peer declines some tasks of this home. In system mode they do not name the directories."""
     missing = node.membership.missing_directories(peer.identity.node)
     reasons = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
     return list(dict.fromkeys(reasons))[:DECLINES_LISTED_MAX]
@@ -123,7 +123,7 @@ class NodesView:
         return self.objects_of(sorted(self._node.membership, key=lambda peer: peer.identity.node))
 
     def unmet(self) -> list[str]:
-        """Names of the members of earlier starts that were not met since."""
+        """Names of members known from earlier starts of this agent that it has not met since."""
         return sorted(self._node.membership.gossip.anti_entropy.known)
 
     def objects_of(self, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
@@ -185,7 +185,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
 
 
 def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
-    """Power of a node now: by its sensor, else from its power curve and load."""
+    """Current power of a node: by its sensor, or else from its power curve and load."""
     if report.watts is not None and not report.is_asleep:
         return {"watts": report.watts, "watts_quality": Quality.MEASURED.value}
     if curve is None:
@@ -195,7 +195,7 @@ def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
 
 
 def _gpus_reported(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
-    """The GPUs of a peer, from its profile and load report. `top` needs thousands of these each second."""
+    """The GPUs of a peer, from its profile and load report. Has to be fast: `top` needs thousands of these each second."""
     loads = {} if report is None else {load.mark: load for load in report.devices}
     found: list[dict[str, object]] = []
     for device in profile.devices:
@@ -257,9 +257,9 @@ def _counted(profile: Profile) -> dict[str, int]:
 
 
 class StatePublisher:
-    """Publishes the state of this node and of its tasks as JSON at the broker, for other systems (`mqtt_publish_state`): retained
-    topics, of the tasks that changed last, at most AT_ONCE_MAX a second. Nothing in it is read by peerload. From the loop's thread
-    only."""
+    """Publishes the state of this node and its tasks as JSON at the broker, for other systems (`mqtt_publish_state`): retained
+    topics, of the tasks that changed last, at most AT_ONCE_MAX a second. peerload itself reads none of them. Call it only from the
+    loop's thread."""
 
     def __init__(self, node: Node, store: Store, bus: MqttBus, user: str) -> None:
         self._node = node
@@ -323,7 +323,7 @@ def _topic(task: str) -> str:
 
 def _encoded(fields: dict[str, object]) -> bytes:
     raw = msgspec.json.encode({"v": 1, "at": time.time()} | fields)
-    if len(raw) > BYTES_MAX:  # the broker takes no more: fields without a bound are left out
+    if len(raw) > BYTES_MAX:  # too large for a topic: fields without a bound are left out
         fields = {
             key: value for key, value in fields.items() if key not in ("gpus", "devices", "labels", "device_names")
         }

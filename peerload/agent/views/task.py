@@ -39,15 +39,15 @@ _STATES = {state: state.value for state in TaskState}
 
 
 def text(raw: bytes) -> str:
-    """Decode bytes for people and JSON; invalid UTF-8 is escaped."""
+    """Decode bytes for messages and JSON; invalid UTF-8 is escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def task_object(
     record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0, devices: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Task object as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not; devices: names of its
-    devices."""
+    """Task object as `ls` lists it. ``running_at``: first seen running at this time (Unix s), 0 = not; devices: names of
+    its devices."""
     exit_ = record.exit
     is_running = record.state is TaskState.LEASED and running_at
     state = "running" if is_running else _STATES[record.state]
@@ -81,7 +81,7 @@ def task_object(
 
 
 def gpus_asked(request: ResourceRequest) -> float:
-    """The number of GPUs that a task asks for, or the part of one."""
+    """The number of GPUs that a task requests, or the fraction of one."""
     return request.gpus * request.gpu_fraction if request.gpu_fraction < 1 else request.gpus
 
 
@@ -107,12 +107,12 @@ def deferral_text(node: Node, task: HomeTask) -> str:
     if found is None:
         return ""
     start_s, price, price_now = found
-    now = "it is not known now" if price_now is None else f"it is {price_now:g} now"
+    now = "the price now is unknown" if price_now is None else f"it is {price_now:g} now"
     return f"put off until {instant_text(start_s)}, when energy costs {price:g} a kWh; {now}"
 
 
 def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
-    """Time at which the node of a leased task was last heard (Unix s), if it is suspected or dead; else None."""
+    """Time of the last message from the node of a leased task (Unix s), if it is suspected or dead; else None."""
     peer = node.membership.get(record.node)
     if peer is None or not is_unreachable(node, record):
         return None
@@ -120,7 +120,7 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
 
 
 def is_unreachable(node: Node, record: TaskRecord) -> bool:
-    """True if the task is leased to another node, and that is suspected or dead."""
+    """True if the task is leased to another node that is suspected or dead."""
     if record.state is not TaskState.LEASED or record.node == node.state.node:
         return False
     peer = node.membership.get(record.node)
@@ -144,13 +144,13 @@ def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
 
 
 def running_since(task: HomeTask | None, record: TaskRecord) -> float:
-    """Time at which the current attempt was first seen running (Unix s), 0 = not. ``task``: the unfinished task,
+    """Time at which the current attempt was first seen running (Unix s), 0 = not running. ``task``: the unfinished task,
     if any."""
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
 def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str, object]:
-    """The submit options of a task, as `show` adds them, with its failures so far."""
+    """The submit options of a task, for `show`, with its failures so far."""
     return {
         "group": terms.group or None,
         "tags": dict(tag.split("=", 1) for tag in terms.tags),
@@ -163,7 +163,7 @@ def submit_options_object(terms: SubmitOptions, record: TaskRecord) -> dict[str,
 
 
 def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
-    """Short reason why a queued task waits; `why` tells more."""
+    """Short reason why a queued task waits; `why` has more details."""
     if task is None:
         return record.reason
     if task.phase is HomePhase.GATED:
@@ -210,7 +210,7 @@ def error_line(spool: Spool, record: TaskRecord) -> dict[str, object]:
 
 
 def devices_of(node: Node, record: TaskRecord) -> tuple[str, ...]:
-    """The ids of the devices that a task has, or had at its end."""
+    """The ids of the devices of a task, or those that it had at its end."""
     task = node.home.tasks.get(record.uid)
     if record.devices or task is None or task.record.attempt != record.attempt:
         return record.devices
@@ -272,7 +272,7 @@ def detail_object(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = (
 
 
 def _trace(spec: TaskSpec, record: TaskRecord) -> dict[str, object] | None:
-    """The trace that a task was submitted in, and the span of its attempt; None without one."""
+    """The trace in which a task was submitted, and the span of its attempt; None without a trace."""
     if TRACEPARENT not in spec.environment:
         return None
     given = variables_of(spec.environment).get(TRACEPARENT, b"")
@@ -284,8 +284,8 @@ def _trace(spec: TaskSpec, record: TaskRecord) -> dict[str, object] | None:
 
 
 def travelling(spec: TaskSpec, exit_: Exit | None) -> dict[str, object]:
-    """The files of a task: what it starts with, and, when it has ended, what was fetched and what came home; and the lock of
-    its environment."""
+    """The files of a task: its staged files; after its end, the fetched files and the outputs that came home; and the lock
+    of its environment."""
     lock = spec.lock.name if spec.lock is not None else None
     if spec.files is None:
         return {"files": None, "lock": lock}
@@ -311,7 +311,7 @@ def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, obje
 
 
 def gpu_wishes(spec: TaskSpec) -> dict[str, object]:
-    """The GPUs that a task prefers, and the mode in which it waits for them."""
+    """The GPUs that a task prefers, and the mode of waiting for them."""
     return {"gpu_prefer": list(spec.request.gpu_prefer), "gpu_wait": spec.request.gpu_wait.value}
 
 
@@ -339,8 +339,8 @@ def learned_gpu_memory(history: DurationEstimates, spec: TaskSpec) -> dict[str, 
 
 
 def usage_object(record: TaskRecord) -> dict[str, object]:
-    """The fields that `history` adds. duration_s: run time of its process, None if it never ran; waited_s: from the
-    submission to the start, or to the end."""
+    """The fields that `history` adds. duration_s: run time of its process, None if it never ran; waited_s: from
+    submission to start, or to end."""
     ran = record.ended_at > record.started_at > 0
     until = record.started_at if ran else record.ended_at
     return {
@@ -361,7 +361,7 @@ def history_step(event: RecordedEvent) -> dict[str, object]:
 
 
 def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict[str, object]:
-    """Event object as `events` lists it. record: of the task that ended with it."""
+    """Event object as `events` lists it. record: of the task whose end it is."""
     return {
         "number": event.number,
         "at": event.at,
@@ -380,7 +380,7 @@ def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
 
 
 def _usage(record: TaskRecord) -> dict[str, object]:
-    """Usage of the last attempt. It is None, not 0, before its processes are gone, or if it never ran."""
+    """Usage of the last attempt. None, not 0, while its processes run, or if it never ran."""
     used = record.exit.usage if record.exit is not None else record.usage
     return {
         "user_s": used and used.user_s,
@@ -397,7 +397,7 @@ def _usage(record: TaskRecord) -> dict[str, object]:
 def completion_object(
     store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions
 ) -> dict[str, object]:
-    """Output files, notification command, and jobs that are still pending. The names of files are final once the task has
+    """Output files, notification command, and pending jobs. The file names are final when the task has
     ended."""
     counter, member = order_of(record.task)
     node = record.node or record.last_node
@@ -416,7 +416,7 @@ def completion_object(
     }
 
 
-# -- tasks of other homes, as their executor shows them, also while the homes are away ---------------------------------
+# -- tasks of other homes, as their executor shows them, even while the homes are away --------------------------------
 
 
 def find_remote(node: Node, name: str) -> RemoteTask | None:
@@ -444,7 +444,7 @@ def remote_listed(node: Node, remote: RemoteTask, user: str) -> dict[str, object
 
 
 def remote_reason(node: Node, remote: RemoteTask) -> str:
-    """Reason of the state of a task of another home; "" while it just runs."""
+    """Reason for the state of a task of another home; "" while it simply runs."""
     if remote.phase is RemotePhase.ENDED:
         return f"{remote.home} has not taken its result yet"
     if remote.output_waits_because:
@@ -459,16 +459,16 @@ def remote_reason(node: Node, remote: RemoteTask) -> str:
 
 
 def remote_shown(node: Node, remote: RemoteTask, user: str) -> dict[str, object]:
-    """The task as `show` shows tasks; what only its home knows is missing."""
+    """The task as `show` shows tasks, without the fields that only its home knows."""
     record = remote_record(node, remote)
     names = device_names(node, record.node, remote.devices)
     task = task_object(record, remote.spec, user, running_at=remote.running_at, devices=names)
-    task["reason"] = f"told by {record.node}, where it is: its home {remote.home} knows more"
+    task["reason"] = f"reported by {record.node}, which runs it: its home {remote.home} knows more"
     return task | detail_object(remote.spec, record, remote.devices) | {"history": [], "decision": None}
 
 
 def remote_record(node: Node, remote: RemoteTask) -> TaskRecord:
-    """The record that its home would have, as far as it is known here."""
+    """The record that its home would have, as far as known here."""
     state = TaskState.LEASED
     exit_ = remote.exit
     if exit_ is not None:

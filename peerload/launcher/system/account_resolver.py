@@ -1,5 +1,5 @@
-"""Account resolver: queries the account database of the machine for a launcher that runs as root. The launcher must never
-wait for that database, which may be on the network, and hang.
+"""Account resolver: queries the account database of the machine for a launcher that runs as root. The database may be on
+the network and hang, so the launcher never waits for it.
 
 An unprivileged child makes each query, and is killed if it takes too long. Requests that need the answer wait in
 `DeferredRequests`, while leases, exits and everything else go on.
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 ANSWER_S_MAX = 10.0
-"""Timeout of a question; well within the time of a lease."""
+"""Timeout of a query; well within the time of a lease."""
 AT_A_TIME_MAX = 8
-"""Children at a time; one that cannot even be killed keeps its place."""
+"""Maximum number of children; one that cannot be killed still counts."""
 OF_ONE_MAX = 4
-"""Children at a time for one home, so that a node with slow lookups delays only its own tasks."""
+"""Maximum number of children for one home, so that a node with slow lookups delays only its own tasks."""
 QUEUED_MAX = 1024
 KEPT_S = 1.0
-"""An answer about an account is cached for this time, so that a burst of tasks costs one question."""
+"""Time for which an answer about an account is cached, so that a burst of tasks needs one query."""
 UNASSIGNED_KEPT_S = 60.0
 UNASSIGNED_AT_ONCE = 64
 ANSWERS_KEPT_MAX = 8192
@@ -55,12 +55,12 @@ class AccountPending(RequestPending):
 
 
 class AccountUnanswered(SpawnRefused):
-    """Error: the account database has not answered, so it is unknown whether the request is allowed."""
+    """The account database has not answered, so it is unknown whether the request is allowed."""
 
 
 class _PendingQuestion:
-    """A question without an answer. until_s: its timeout. reading: descriptor of the answer, -1 while it waits for its
-    turn."""
+    """A query without an answer. until_s: its timeout. reading: descriptor of the answer, -1 while it waits for a
+    child."""
 
     __slots__ = ("home", "is_overdue", "reading", "until_s")
 
@@ -116,7 +116,7 @@ class AccountResolver:
     # -- children ------------------------------------------------------------------------------------------------------
 
     def _begin_some(self) -> None:
-        """Start the children whose turn it is."""
+        """Start children for waiting queries, within the limits."""
         under_way = [pending.home for pending in self._pending.values() if pending.reading >= 0]
         for question, pending in list(self._pending.items()):
             if len(under_way) >= AT_A_TIME_MAX:
@@ -138,7 +138,7 @@ class AccountResolver:
         os.close(writing)
 
     def _done(self, question: Question) -> None:
-        """Take the answer of a child that has ended, or could not be made."""
+        """Read the answer of a child that has ended, or could not be started."""
         pending = self._pending.pop(question)
         try:
             raw = os.read(pending.reading, ANSWER_BYTES_MAX)
@@ -161,7 +161,7 @@ class AccountResolver:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def answered(self) -> set[Question]:
-        """Questions that were answered or timed out since the last call."""
+        """Queries that were answered or timed out since the last call."""
         now_s = time.monotonic()
         for question, pending in list(self._pending.items()):
             if not pending.is_overdue and now_s >= pending.until_s:
@@ -169,19 +169,19 @@ class AccountResolver:
                 if pending.reading < 0:
                     del self._pending[question]
                 else:
-                    pending.is_overdue = True  # its place is free when the child has gone
+                    pending.is_overdue = True  # it counts until the child has ended
         answered, self._answered = self._answered, set()
         return answered
 
     def due_s(self) -> float | None:
-        """Time by the monotonic clock at which `answered` has to be called; None: no question is open."""
+        """Time by the monotonic clock at which `answered` has to be called; None: no query is pending."""
         if self._answered:
             return 0.0
         return min((pending.until_s for pending in self._pending.values() if not pending.is_overdue), default=None)
 
 
 def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
-    """Answer a question; runs in the child."""
+    """Answer a query; runs in the child."""
     if question[0] == "account":
         return look_up(question[1], question[2], question[3])
     first = int(question[1])
@@ -190,7 +190,7 @@ def _answer_in_child(question: Question) -> Any:  # noqa: ANN401 -- as above
 
 def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as above
     """The answer of a child; _UNANSWERED if there is none or it is malformed: libraries that the child has loaded may
-    have interfered."""
+    have written to the pipe."""
     try:
         found = msgpack.unpackb(raw)
         if question[0] == "unassigned":
@@ -208,12 +208,12 @@ def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as abo
 
 
 def agent_ids(user: str) -> tuple[int, int]:
-    """Uid and gid of the agent's account, queried at the start, when nothing can be delayed yet. Raises
+    """Uid and gid of the agent's account; queried at the start, when blocking delays nothing. Raises
     ProcessLookupError."""
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        raise ProcessLookupError(f"the agent is to run as user {user}, which does not exist") from None
+        raise ProcessLookupError(f"the user of the agent, {user}, does not exist") from None
     return entry.pw_uid, entry.pw_gid
 
 
@@ -233,10 +233,10 @@ class _Waiting:
 
 
 class DeferredRequests:
-    """Requests that wait for the account database. Each is carried out from its beginning once there is an answer; later
+    """Requests that wait for the account database. Each is carried out from its beginning when there is an answer; later
     requests about the same attempt follow it. ``carry_out`` raises AccountPending before it has done anything.
 
-    An agent that asks for the list has started anew: it considers attempts that are not in the list as never started, so deferred
+    An agent that asks for the list has restarted: it considers attempts that are not in the list as never started, so deferred
     requests are dropped then.
     """
 
@@ -245,7 +245,7 @@ class DeferredRequests:
         self._waiting: dict[Key, _Waiting] = {}
 
     def __call__(self, request: protocol.Request) -> None:
-        """Carry it out, now or later. Raises what ``carry_out`` does."""
+        """Carry out the request, now or later. Raises the same as ``carry_out``."""
         key = _key(request)
         waiting = self._waiting.get(key) if key is not None else None
         match request:
@@ -256,9 +256,9 @@ class DeferredRequests:
                 self._try(request)
             case protocol.LeaseRequest(_, deadline_s, ts) if isinstance(waiting.request, protocol.SpawnRequest):
                 waiting.request = waiting.request.replace(deadline_s=deadline_s, ts=ts)
-            case protocol.SpawnRequest():  # it waits already
+            case protocol.SpawnRequest():  # it is waiting already
                 pass
-            case _:  # of each kind the newest, of signals each
+            case _:  # keep the newest of each kind, and all signals
                 which = type(request), request.signal if isinstance(request, protocol.SignalRequest) else 0
                 waiting.later.pop(which, None)
                 waiting.later[which] = request
@@ -273,7 +273,7 @@ class DeferredRequests:
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
-        """Carry out the requests that have waited for these questions."""
+        """Carry out the requests that have waited for these queries."""
         if not answered:
             return
         for key in [key for key, waiting in self._waiting.items() if waiting.question in answered]:
@@ -286,7 +286,7 @@ class DeferredRequests:
 
 
 def _key(request: protocol.Request) -> Key | None:
-    """Requests with the same key wait together; None for requests that never wait."""
+    """Key of the requests that wait together; None for requests that never wait."""
     match request:
         case protocol.DirectoryCheck() | protocol.FileCheck() | protocol.FileAppend() | protocol.FilesJob():
             return "user", request.id

@@ -1,8 +1,8 @@
 """The account that a task runs as, where the launcher serves all users: a function of the node's own policy.
 
-`PolicyFiles` reads that policy from root's configuration files; those that others could have written are refused. Whatever
-it says, no task runs as uid 0 or as a system account. Accounts are looked up by name or by number; from then on only numbers
-count: a name made of digits is a name. Used by the launcher, and by the agent to predict the launcher's decision; the
+`PolicyFiles` reads that policy from root's configuration files; it refuses files that others could have written. No policy
+can make a task run as uid 0 or as a system account. Accounts are looked up by name or by number; after that only numbers
+are used: a name made of digits is a name. Used by the launcher, and by the agent to predict the launcher's decision; the
 imports are few.
 """
 
@@ -35,7 +35,7 @@ PROCESSES_MAX = 512
 GUEST_BYTES_MAX = 1 << 30
 """Default bound on temporary files of a guest."""
 GUEST_MEMORY_BYTES_MIN = 64 << 20
-"""Hardly any program starts with less."""
+"""Hardly any program can start with less."""
 DYNAMIC_UIDS = "/run/systemd/dynamic-uid"
 """Directory in which systemd notes the uids that it has assigned."""
 GROUP = "peerload"
@@ -61,8 +61,8 @@ administrator."""
 
 
 class UsersPolicy:
-    """The settings of the same names; see docs/settings.md. users: GUEST, SAME_NAME, or a map of ``node:user`` to the
-    name of an account."""
+    """The settings of the same names; see docs/settings.md. users: GUEST, SAME_NAME, or a map of ``node:user`` to
+    account names."""
 
     __slots__ = SETTINGS
 
@@ -87,7 +87,7 @@ class UsersPolicy:
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
 
     def memory_bytes_max(self, asked_bytes: int, cpus: float) -> int:
-        """Memory limit of a guest: the requested bytes (0 = none), else the policy's, else its share of the machine's
+        """Memory limit of a guest: the requested bytes (0 = none), else the policy's limit, else a share of the machine's
         memory by its processors."""
         if asked_bytes or self.guest_memory_bytes_max:
             return asked_bytes or self.guest_memory_bytes_max
@@ -96,12 +96,12 @@ class UsersPolicy:
         return max(int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share), GUEST_MEMORY_BYTES_MIN)
 
     def name_for(self, node: str, home: str, user: str, uid: int) -> str:
-        """The account that a task of ``user`` at the node ``home`` runs as on ``node``, "" = a guest. Raises
+        """The name of the account that a task of ``user`` at the node ``home`` runs as on ``node``, "" = a guest. Raises
         SpawnRefused.
 
-        If another node submits here for one of its users, this node's own agent reports it: ``uid`` is -1 then, and
-        ``user`` is ``node:user``, which is not a valid account name. What another node says about users of a third one
-        does not count.
+        If another node submits here for one of its users, this node's own agent reports it with a ``uid`` of -1, and
+        ``user`` is ``node:user``, which is not a valid account name. Claims of a node about users of a third node
+        are ignored.
         """
         if home == node and uid < 0 and ":" in user:
             home, _, user = user.partition(":")
@@ -128,8 +128,8 @@ class UsersPolicy:
 
 
 class LauncherAccount(Message):
-    """The account of a process: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid
-    that nobody else has."""
+    """The account of a process: numbers, plus ``name`` and ``home`` for its environment. is_guest: it has a uid of its
+    own."""
 
     name: str
     uid: int
@@ -141,7 +141,7 @@ class LauncherAccount(Message):
 
 
 def look_up(name: str, group: str, admin_group: str) -> Entry | None:
-    """The account of this name; None: there is none. May block."""
+    """The account of this name; None if there is none. May block."""
     try:
         entry = pwd.getpwnam(name)
     except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
@@ -170,7 +170,7 @@ def account_named(
     look: Callable[[str, str, str], Entry | None] = look_up,
 ) -> LauncherAccount:
     """The account of this name, if tasks may run as it. uid: the submitter's uid, -1 = unknown. is_own: a task of this
-    node. look: asks the account database. Raises SpawnRefused, and what ``look`` raises."""
+    node. look: queries the account database. Raises SpawnRefused, and the errors of ``look``."""
     entry = look(name, policy.group, policy.admin_group)
     if entry is None:
         raise SpawnRefused(f"user {name} does not exist here")
@@ -206,16 +206,16 @@ def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
 
 
 class GuestIds:
-    """Assigns uids (and gids) to guests: each belongs to one attempt until nothing of that is left; the most recently
-    released is reused last."""
+    """Assigns uids (and gids) to guests: each belongs to one attempt until its processes and files are gone; the most
+    recently released is reused last."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._last = -1
 
     def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> LauncherAccount:
-        """Assign one to this attempt. look: whether a number is unassigned, default `is_unassigned`. Raises
-        SpawnRefused if none is free, and what ``look`` raises, with nothing assigned."""
+        """Assign a uid to this attempt. look: True if a number is unassigned, default `is_unassigned`. Raises
+        SpawnRefused if none is free, and the errors of ``look``; nothing is assigned then."""
         look = look or is_unassigned
         least, most = bounds
         count = most - least + 1
@@ -230,7 +230,7 @@ class GuestIds:
         raise SpawnRefused("all uids for guests are taken")
 
     def hold(self, key: str, uid: int) -> None:
-        """Record that an attempt has this uid, which an earlier launcher has assigned."""
+        """Record that an earlier launcher has assigned this uid to an attempt."""
         self._taken[key] = uid
 
     def give_back(self, key: str) -> None:
@@ -238,7 +238,7 @@ class GuestIds:
 
 
 def is_unassigned(uid: int, *, asks: bool = True) -> bool:
-    """True if no account, group or service has this number. asks: ask the account database, too, which may block."""
+    """True if no account, group or service has this number. asks: also query the account database, which may block."""
     if asks:
         try:
             pwd.getpwuid(uid)
@@ -256,24 +256,24 @@ def is_unassigned(uid: int, *, asks: bool = True) -> bool:
 
 
 def policy_of(settings: Mapping[str, Any]) -> UsersPolicy:
-    """The policy in the settings of a configuration file; most of them are not the launcher's. Raises ValueError, which
-    names the setting."""
+    """The policy in the settings of a configuration file, among settings of other parts. Raises ValueError, which names
+    the setting."""
     return UsersPolicy(**{name: value for name, value in settings.items() if name in SETTINGS})
 
 
 FILE = "/etc/peerload/peerload.toml"
 DIRECTORY = "/etc/peerload/conf.d"
 CHECK_EVERY_S = 1.0
-"""Interval at which changed files are looked for, with the next task."""
+"""Minimum interval of checks for changed files, which happen with the next task."""
 BYTES_MAX = 1 << 20
 
 
 class PolicyError(Exception):
-    """A file is not root's own, or its content is invalid; names the file."""
+    """A file is not owned by root, or its content is invalid. The message names the file."""
 
 
 class PolicyFiles:
-    """The policy in ``file`` and all ``*.toml`` of ``directory``; later files override; all may be absent."""
+    """The policy in ``file`` and all ``*.toml`` of ``directory``. Later files override; all files may be absent."""
 
     def __init__(self, file: str = FILE, directory: str = DIRECTORY) -> None:
         self._file = file
@@ -297,7 +297,7 @@ class PolicyFiles:
         return self._policy
 
     def current(self) -> UsersPolicy:
-        """The policy in force, read again if a file has changed. Invalid files change nothing, and are logged once."""
+        """The policy in force, read again if a file has changed. Invalid files are ignored, and logged once."""
         if time.monotonic() >= self._checked_s + CHECK_EVERY_S:
             self._checked_s = time.monotonic()
             found = self._file_stats()
@@ -305,7 +305,7 @@ class PolicyFiles:
             was_missing, self._is_missing = self._is_missing, is_missing
             if (
                 is_missing and not was_missing
-            ):  # an editor may be about to put it back: its rules stay in force until then
+            ):  # an editor may be replacing the file: its rules stay in force until then
                 return self._policy
             if found != self._seen:
                 try:
@@ -316,7 +316,7 @@ class PolicyFiles:
         return self._policy
 
     def _file_stats(self) -> list[tuple[str, int, int, int]]:
-        """The files, each with what changes when it does."""
+        """The files, each with values that differ after a change."""
         try:
             names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))
         except OSError:
@@ -332,13 +332,13 @@ class PolicyFiles:
 
 
 def check_root_owned(path: str) -> None:
-    """Raises PolicyError if anybody but root could write to this file or directory, or replace it."""
+    """Raises PolicyError if any user but root could write to this file or directory, or replace it."""
     at = os.path.realpath(path)
     while True:
         status = os.stat(at)
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if status.st_uid != 0 or (status.st_mode & 0o022 and not is_sticky):
-            raise PolicyError(f"{path} is refused: others than root can write to {at}")
+            raise PolicyError(f"{path} is refused: users other than root can write to {at}")
         if at == "/":
             return
         at = os.path.dirname(at)

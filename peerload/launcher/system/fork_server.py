@@ -2,10 +2,10 @@
 alone.
 
 The child opens the agent's files with the credentials of the agent's user, makes the sandbox of a guest, drops all
-privileges, verifies that, and only then touches anything of its user: the working directory, the program. It reports
+privileges, verifies that, and only then accesses files of its user: the working directory, the program. It reports
 failures through one pipe that all children share. The launcher never waits for a child, since a user's directory may
 hang. `UserHelpers` are children that do a small job as one user: they check directories and files, write output, and
-remove what a task has left.
+remove the files that a task has left.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 
 
 FAILED_BEFORE = 126
-"""Exit code of a child that failed before the command; its report says why."""
+"""Exit code of a child that failed before the command; its report has the reason."""
 DESCRIPTORS_MAX = 1 << 16
 REASON_BYTES_MAX = 1024
-"""Reports are written at once, and do not mix."""
+"""Limit of a report: short enough for one atomic write to the pipe."""
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ_BYTES = 1 << 16
 
 
 class ChildReports:
-    """Failures that children report before they end: pid → exit code and reason."""
+    """Failures that children report before they end."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._reading, self.writing = os.pipe2(os.O_CLOEXEC)
@@ -74,12 +74,12 @@ class ChildReports:
         self.fd = self._reading
 
     def report(self, exit_code: int, reason: str) -> None:
-        """Report a failure; in a child."""
+        """Report a failure. Called in a child."""
         text = reason.replace("\n", " ").encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX]
         os.write(self.writing, b"%d %d " % (os.getpid(), exit_code) + text + b"\n")
 
     def read(self) -> None:
-        """Read reports; in the launcher."""
+        """Read reports. Called in the launcher."""
         while True:
             try:
                 raw = os.read(self._reading, _READ_BYTES)
@@ -91,7 +91,7 @@ class ChildReports:
                 self._failures[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
 
     def close(self) -> None:
-        """Close the pipe; no children exist any more."""
+        """Close the pipe, after the end of all children."""
         os.close(self._reading)
         os.close(self.writing)
 
@@ -111,8 +111,8 @@ class ForkServer:
         self._pid = os.getpid()
 
     def fork(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:
-        """Fork a process that does this work and ends; it reports what the work raises → its pid. leads: in a session
-        of its own. keeps: descriptors that it needs. Raises OSError if there can be none."""
+        """Fork a process that does this work and ends → its pid. It reports exceptions of the work. leads: in a session
+        of its own. keeps: descriptors that it needs. Raises OSError if it cannot be made."""
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -148,8 +148,8 @@ class ForkServer:
             os._exit(code)
 
     def _close_inherited(self, keeps: Sequence[int]) -> None:
-        """Close the launcher's descriptors. Its user may stop this process, and while it stood still, the launcher's
-        lock would seem taken, its watchdog would wait, and its agent would take it for alive."""
+        """Close the launcher's descriptors. The user may stop this process: with open copies, the launcher's lock would
+        seem taken, its watchdog would wait, and its agent would consider it alive."""
         after = 3
         for fd in sorted({self.reports.writing, *keeps}):
             os.closerange(after, fd)
@@ -160,7 +160,7 @@ class ForkServer:
         """Drop all privileges in a helper that acts for a user. Raises OSError, DropFailed."""
         sandbox.limit(account, sandbox.HELPER_PROCESSES_MAX)
         sandbox.drop(account, self.kernel)
-        self.kernel.die_with_parent()  # it may hang in a directory of its user's
+        self.kernel.die_with_parent()  # it may hang in a directory of its user
         if os.getppid() != self._pid:
             os._exit(FAILED_BEFORE)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -168,7 +168,7 @@ class ForkServer:
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def spawn(self, order: SpawnOrder) -> int:
-        """Start the process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
+        """Start the process of a task → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         try:
             keeps = (order.reads,) if isinstance(order.reads, int) else ()
             return self.fork(lambda: self._exec_task(order), keeps=keeps)
@@ -226,7 +226,7 @@ class ForkServer:
             os.dup2(fd, number)
 
     def _capture(self, path: str, gid: int) -> int:
-        """Open a file of the agent that the task writes to. The task may open it again to write (``/dev/stdout``), but
+        """Open a file of the agent that the task writes to. The task may open it again for writing (``/dev/stdout``), but
         can neither read nor change it otherwise."""
         try:
             with self.access:
@@ -245,9 +245,9 @@ class ForkServer:
 
 
 class SpawnOrder:
-    """The description of one child. reads, joins: as `spawn` takes them. hidden: further directories hidden from a guest, None:
+    """The description of one child. reads, joins: see `spawn`. hidden: further directories hidden from a guest, None:
     no sandbox. seccomp: its filter program. allowed: patterns of the programs that may run, None: any. staged: the scratch
-    directory with its files, to be shown in the sandbox."""
+    directory with its files, to be mounted in the sandbox."""
 
     __slots__ = (
         "account", "allowed", "argv", "captures", "directory", "environment", "has_devices", "hidden", "joins",
@@ -276,7 +276,7 @@ class SpawnOrder:
 
 
 def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
-    """The resolved file, which is then executed: a link could change meanwhile. Raises SpawnRefused."""
+    """The resolved path of the program. It is executed instead of ``program``, since a link could change. Raises SpawnRefused."""
     path = os.fsdecode(os.path.realpath(program))
     if not any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed):
         raise SpawnRefused(f"policy: tasks of other nodes may not run {path} here")
@@ -285,23 +285,23 @@ def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
 
 AT_A_TIME_MAX = 64
 OF_A_USER_MAX = 8
-"""Helpers at a time for one user, or for all users of another node, so that hanging directories delay nobody else."""
+"""Maximum number of helpers for one user, or for all users of another node: hanging directories delay no other user."""
 LOOK_S_MAX = 30.0
-"""Timeout of a check: the user's directory hangs, or the user has stopped the helper."""
+"""Timeout of a check: the user's directory may hang, or the user may have stopped the helper."""
 SECONDS_MAX = 300.0
-"""Timeout of what writes or removes files; it is killed then."""
+"""Timeout of helpers that write or remove files, after which they are killed."""
 FILES_S_MAX = 21_600.0
-"""Timeout of a job with the files of a task; the agent ends it sooner when nothing moves."""
+"""Timeout of a job with the files of a task; the agent ends it earlier if it makes no progress."""
 KILL_AGAIN_S = 60.0
-"""Pause before it is killed again, if it hangs where nothing can be killed."""
+"""Pause before a helper that hangs in the kernel is killed again."""
 FILES_MAX = 4
 PARTS_MAX = 1024
 _NOT_THERE = "the directory does not exist here, or the user may not enter it"
 
 
 class HelperRequest(Message):
-    """The origin of a job. number: the agent's, 0 = the launcher's own job. quota_key: a user of this node, or another
-    node; never a guest's uid, which is new each time."""
+    """The origin of a job. number: of the agent's request, 0 = the launcher's own job. quota_key: a user of this node, or
+    another node; never a guest's uid, which is different each time."""
 
     number: int
     quota_key: str
@@ -311,7 +311,7 @@ OWN = HelperRequest(0, "")
 
 
 class UserHelper:
-    """A running helper. until_s: when it is killed, after ``seconds_max``."""
+    """A running helper. until_s: time at which it is killed, after ``seconds_max``."""
 
     __slots__ = ("done", "is_overdue", "origin", "pid", "seconds_max", "uid", "until_s")
 
@@ -326,7 +326,7 @@ class UserHelper:
 
 
 class UserHelpers:
-    """Starts helpers. ``events`` collects the events for the agent; ``pids``: of the helpers."""
+    """Starts helpers. ``events`` collects the events for the agent; ``pids``: pids of the helpers."""
 
     def __init__(
         self, epoll: select.epoll, events: list[LauncherEvent], fork_server: ForkServer, pids: set[int]
@@ -345,7 +345,7 @@ class UserHelpers:
         hidden: tuple[str, ...] | None,
         done: Callable[[], None],
     ) -> None:
-        """Check that the account may enter this directory, in the sandbox of its tasks."""
+        """Check that the account may enter this directory, inside the sandbox of its tasks."""
 
         def work() -> None:
             if hidden is not None:
@@ -406,7 +406,7 @@ class UserHelpers:
         self._begin(origin, account, work, done, FILES_S_MAX)
 
     def empty(self, path: str, account: LauncherAccount, done: Callable[[], None]) -> None:
-        """Empty a directory of the account; its parent is root's."""
+        """Empty a directory of the account; root owns its parent."""
 
         def work() -> None:
             self._fork_server.become(account)
@@ -422,7 +422,7 @@ class UserHelpers:
         seconds_max: float,
         keeps: Sequence[int] = (),
     ) -> None:
-        """Do work as the account that may hang, such as a question to the account database. done: called when it has
+        """Do work as the account that may hang, such as a query of the account database. done: called when the helper has
         ended or was killed. keeps: descriptors that it needs."""
 
         def as_account() -> None:
@@ -432,7 +432,7 @@ class UserHelpers:
         self._begin(OWN, account, as_account, done, seconds_max, keeps)
 
     def reply(self, number: int, why: str) -> None:
-        """Answer a request of the agent: why it was not done, "" if it was."""
+        """Answer a request of the agent. why: the reason why it failed, "" if it succeeded."""
         if number:
             self._events.append(UserReply(number, why))
 
@@ -463,7 +463,7 @@ class UserHelpers:
         self.pids.add(pid)
 
     def ready(self, masks: dict[int, int]) -> None:
-        """Handle helpers that have ended, as epoll reported."""
+        """Handle epoll events of ended helpers."""
         for pidfd in [fd for fd in masks if fd in self._by_pidfd]:
             helper = self._by_pidfd.pop(pidfd)
             self._epoll.unregister(pidfd)
@@ -481,7 +481,7 @@ class UserHelpers:
             helper.done()
 
     def kill_overdue(self) -> None:
-        """Kill helpers that take too long; they are answered when their process is gone."""
+        """Kill helpers that take too long; their requests are answered when the process is gone."""
         now_s = time.monotonic()
         for helper in self._by_pidfd.values():
             if now_s >= helper.until_s:

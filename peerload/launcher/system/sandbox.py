@@ -1,10 +1,10 @@
-"""Confinement of the processes that a launcher of all users starts: how a child that is root gives up rights for good.
+"""Confinement of the processes that a launcher of all users starts: how a child that is root permanently gives up its rights.
 
-`enter` makes the sandbox of a guest: a read-only file system, temporary files of its own, no homes, no processes but its own, only
-the devices that every program needs. Temporary files are in memory, bounded, and gone with the last process: nothing has to be
-removed. `guest_filter` is its seccomp filter, which forbids system calls that no task needs and that make namespaces or mounts, or
-reach deep into the kernel. `drop` makes any child another user. Everything is verified afterwards, since system calls that succeed
-but change less than they say have given away root before.
+`enter` makes the sandbox of a guest: a read-only file system, its own temporary files, no home directories, only its own
+processes, and only the devices that every program needs. Temporary files are in memory, bounded, and gone with the last process:
+nothing has to be removed. `guest_filter` is its seccomp filter, which forbids system calls that no task needs and that make
+namespaces or mounts, or reach deep into the kernel. `drop` makes any child another user. Everything is verified afterwards, since
+in the past, system calls that succeeded without their full effect have let processes keep root.
 
 Used by that launcher and its children; loading it costs a megabyte (ctypes).
 """
@@ -50,8 +50,8 @@ SYS_MOUNT_SETATTR = 442
 
 
 class Syscalls:
-    """System calls that Python lacks, which take effect on the calling process alone: the C library, loaded once, before
-    any process is made."""
+    """System calls that Python lacks, which take effect on the calling process alone. The C library is loaded once,
+    before any process is made."""
 
     def __init__(self) -> None:
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
@@ -66,7 +66,7 @@ class Syscalls:
             raise OSError(number, f"{what}: {os.strerror(number)}")
 
     def drop_bounding_set(self) -> None:
-        """Empty the bounding set: neither we nor what we execute can get capabilities. Raises OSError."""
+        """Empty the bounding set: this process and programs that it executes can get no capabilities. Raises OSError."""
         for capability in self._capabilities:
             self._check(self._libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0), "bounding set")
 
@@ -78,7 +78,7 @@ class Syscalls:
         self._check(self._libc.capset(header, none), "capabilities")
 
     def forbid_new_privileges(self) -> None:
-        """Set no_new_privs: set-user-id programs become plain ones. Raises OSError."""
+        """Set no_new_privs: set-user-id bits of programs are ignored. Raises OSError."""
         self._check(self._libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
     def join_new_keyring(self) -> None:
@@ -94,8 +94,8 @@ class Syscalls:
                 raise
 
     def die_with_parent(self) -> None:
-        """Get SIGKILL when the thread that has forked us ends. Dropping privileges resets it, so call it after that.
-        Raises OSError."""
+        """Get SIGKILL when the thread that has forked this process ends. Dropping privileges resets it, so call it after
+        that. Raises OSError."""
         self._check(self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
 
     def close_on_exec(self, least: int) -> None:
@@ -141,7 +141,7 @@ HIDDEN = (
     "/home", "/root", "/run/user", "/etc/peerload", "/run/peerload", "/run/peerload-launcher", "/var/lib/peerload",
     "/var/lib/peerload-launcher",
 )  # fmt: skip
-"""Homes, and peerload's own directories."""
+"""Home directories, and peerload's own."""
 _NODES = {
     "null": (1, 3),
     "zero": (1, 5),
@@ -154,12 +154,12 @@ _NODES = {
 _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 GPUS = ("nvidia", "dri", "kfd")
-"""Names, or prefixes, of GPU devices in /dev."""
+"""Names, or prefixes of names, of GPU devices in /dev."""
 
 
 def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool, staged: str = "") -> None:
     """Enter a sandbox with a bound on its temporary files. hidden: further directories to hide. has_devices: the guest has
-    devices of this machine. staged: a directory with its files, which is SCRATCH there. Raises OSError."""
+    GPUs of this machine. staged: a directory with its files, which is mounted at SCRATCH. Raises OSError."""
     kernel.unshare(CLONE_NEWNS | CLONE_NEWIPC)
     kernel.mount("", "/", "", MS_REC | MS_SLAVE)
     kernel.make_read_only("/")
@@ -193,7 +193,7 @@ def isolate_network(kernel: Syscalls) -> None:
 
 
 def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
-    """Make a /dev of its own. Terminals are those of the machine, of which it can open its own."""
+    """Make a /dev of its own. It contains the terminals of the machine, but a guest can open only its own."""
     nodes = dict(_NODES)
     pts = os.open("/dev/pts", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     gpus = _found("/dev") if has_devices else []
@@ -237,7 +237,7 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _X32 = 0x40000000
-"""The bit of x32 system call numbers, which nothing uses."""
+"""The bit of x32 system call numbers, which no program uses."""
 CLONE_NEW_ANY = 0x7E020000
 """The flags of clone(2) that make namespaces."""
 FAMILIES = (1, 2, 10, 16)
@@ -280,7 +280,7 @@ _FORBIDDEN = (  # name, x86_64, aarch64
 _FORBIDDEN_EVERYWHERE = (425, 428, 429, 430, 431, 432, 433, 442, 467)
 """io_uring_setup and the new mount calls; the same numbers on all machines."""
 _FORBIDDEN_X86 = (154,)
-"""modify_ldt: 16-bit segments, which no current program needs and which were used to attack the kernel."""
+"""modify_ldt: 16-bit segments. No current program needs them, and attacks on the kernel used them."""
 _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, ioctl, personality
     "x86_64": (0xC000003E, 1, (56, 435, 41, 53, 16, 135)),
     "aarch64": (0xC00000B7, 2, (220, 435, 198, 199, 29, 92)),
@@ -288,7 +288,7 @@ _MACHINES = {  # audit number, column above; clone, clone3, socket, socketpair, 
 
 
 def guest_filter(machine: str = "") -> bytes:
-    """The filter program for this kind of machine; empty if its system calls are not known. machine: another kind, for
+    """The filter program for this kind of machine; empty if its system calls are unknown. machine: another kind, for
     tests."""
     machine = machine or os.uname().machine
     if machine not in _MACHINES:
@@ -298,7 +298,7 @@ def guest_filter(machine: str = "") -> bytes:
     program = [
         one(_LOAD, _ARCHITECTURE_AT),
         one(_EQUAL, audit, 1, 0),
-        one(_RETURN, _ERRNO | _EPERM),  # calls as another kind of processor makes them
+        one(_RETURN, _ERRNO | _EPERM),  # calls with the numbers of another processor architecture
         one(_LOAD, _NUMBER_AT),
         one(_GREATER_EQUAL, _X32, 0, 1),
         one(_RETURN, _ERRNO | _ENOSYS),
@@ -309,7 +309,7 @@ def guest_filter(machine: str = "") -> bytes:
     program += [
         one(_EQUAL, clone3, 0, 1),
         one(_RETURN, _ERRNO | _ENOSYS),
-    ]  # its flags cannot be seen; clone(2) is used then
+    ]  # the filter cannot see the flags of clone3; programs then use clone(2)
     program += _for_call(clone, 0, [one(_HAS_BIT, CLONE_NEW_ANY, 0, 1), one(_RETURN, _ERRNO | _EPERM)])
     refused = [one(_RETURN, _ERRNO | _EAFNOSUPPORT)]
     for number in (socket, socketpair):
@@ -322,7 +322,7 @@ def guest_filter(machine: str = "") -> bytes:
 
 
 def _for_call(number: int, argument: int, judgement: list[bytes]) -> list[bytes]:
-    """Filter instructions for one system call, with the lower half of one of its arguments; the call is allowed
+    """Filter instructions for one system call, with the lower half of one of its arguments. The call is allowed
     unless they return."""
     inner = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), *judgement, _instruction(_RETURN, _ALLOW)]
     return [_instruction(_EQUAL, number, 0, len(inner)), *inner]
@@ -342,14 +342,14 @@ def _instruction(code: int, value: int, jump_true: int = 0, jump_false: int = 0)
 FILES_SOFT_MAX = 1024
 """Soft limit on open files of a task, as after a login."""
 OOM_SCORE = 100
-"""Tasks are killed before system services if memory runs out."""
+"""OOM score: tasks are killed before system services if memory runs out."""
 HELPER_PROCESSES_MAX = 64
 """Bound on processes of a helper that acts for a guest."""
 NONE = b"0" * 16
 
 
 class DropFailed(Exception):
-    """Error: this process still has rights that it should have dropped."""
+    """This process still has rights that it should have dropped."""
 
 
 def limit(account: LauncherAccount, processes_max: int) -> None:
@@ -363,12 +363,12 @@ def limit(account: LauncherAccount, processes_max: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes_max, processes_max))
     try:
         write("/proc/self/oom_score_adj", b"%d" % OOM_SCORE)
-    except OSError:  # it need not be writable
+    except OSError:  # the file may not be writable
         return
 
 
 def drop(account: LauncherAccount, kernel: Syscalls) -> None:
-    """Become that account: all ids and groups, no capabilities now or later, no keys. Raises OSError, DropFailed."""
+    """Become this account: all ids and groups, no capabilities now or later, no keys. Raises OSError, DropFailed."""
     kernel.join_new_keyring()
     os.setgroups(account.groups)
     if account.uid != 0:
@@ -382,7 +382,7 @@ def drop(account: LauncherAccount, kernel: Syscalls) -> None:
 
 
 def verify(account: LauncherAccount) -> None:
-    """Raises DropFailed unless this process is that account and nothing more, according to the kernel."""
+    """Raises DropFailed unless the kernel reports that this process has the account's ids and no further rights."""
     found: dict[bytes, list[bytes]] = {}
     for line in read("/proc/self/status").splitlines():
         heading, _, values = line.partition(b":")

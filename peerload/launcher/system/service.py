@@ -1,7 +1,7 @@
 """The service for all users of a machine: a launcher that runs as root decides which account each task runs as, starts
 it as that account, and acts as users for an unprivileged agent. Used by such a launcher alone.
 
-The agent is trusted about whose task it is, and about nothing else: it names files with its own rights only.
+The agent is trusted about the owner of a task, and about nothing else: files that it names are opened with its own rights.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from peerload.launcher.powercap import Reading
 
 SCRATCH = b"-"
-"""Working directory of a task that wants a fresh one."""
+"""Working directory of a task that requests a fresh one."""
 SCRATCH_NAME = "scratch"
 NAMES_KEPT_MAX = 1024
 _ALWAYS = (b"LANG", b"LC_ALL", b"LC_CTYPE", b"TERM")
@@ -76,8 +76,8 @@ LOADED_FROM_ONE = frozenset(
     b"ENV SHELLOPTS PS4 IFS CDPATH FPATH ZDOTDIR PROMPT_COMMAND _JAVA_OPTIONS CLASSPATH LOCPATH NLSPATH TERMCAP INPUTRC PAGER "
     b"MANPAGER EDITOR VISUAL SHELL BROWSER MAKEFLAGS MAKEFILES TAR_OPTIONS RSYNC_RSH CVS_RSH RUSTC_WRAPPER GOFLAGS CURL_HOME WGETRC".split()
 )
-"""Variables that name code, or where to find it. Where only chosen programs may run, those from another node are
-dropped, and so are PATH and HOME, since programs start others by name and read settings there."""
+"""Variables that name code, or places of code. Where only chosen programs may run, tasks of other nodes lose them, and
+also PATH and HOME, since programs start others by name and read settings there."""
 NO_SANDBOX = (
     "guests see the files and processes of this machine: it has no mount namespaces",
     "files of guests in temporary directories stay there, and their size is not limited",
@@ -97,7 +97,7 @@ NO_FILTER = "guests may make all system calls: peerload has no seccomp filter fo
 
 
 class MultiUserService(SingleUser):
-    """directory, sockets: the launcher's own, owned by root. agent: uid and gid of the agent's user."""
+    """The `SingleUser` of a launcher for all users. directory, sockets: owned by root. agent: uid and gid of the agent's user."""
 
     serves_all = True
     access: AgentCredentials
@@ -117,9 +117,9 @@ class MultiUserService(SingleUser):
         self._accounts: dict[str, LauncherAccount] = {}
         self._scratches: dict[str, LauncherAccount] = {}
         self._staged: dict[str, int] = {}
-        """Attempts with files, whose scratch directories outlive them, and the number of jobs that work there."""
+        """Attempts with files, whose scratch directories outlive them → number of jobs that work in the directory."""
         self._forgotten: set[str] = set()
-        """Attempts among them that the agent needs no longer, while a job still works there."""
+        """Attempts of these that the agent no longer needs, while a job still works in the directory."""
         self._kernel = Syscalls()
         self._seccomp = guest_filter()
         self._has_sandbox = self._has_networks = False
@@ -134,7 +134,7 @@ class MultiUserService(SingleUser):
         own_children: set[int],
         kept: Collection[str],
     ) -> None:
-        """See `SingleUser`. Finds out what works here."""
+        """See `SingleUser`. Tests which mechanisms work here."""
         self._limits = CgroupLimits(self.directory, units, root_name)
         self.unenforced += self._limits.unenforced
         self.enforces_cores = self._limits.enforces_cores
@@ -159,7 +159,7 @@ class MultiUserService(SingleUser):
         sandbox.enter(self._kernel, 1 << 20, self._hidden_paths, has_devices=False)
 
     def _try(self, work: Any) -> str:  # noqa: ANN401 -- a call
-        """Try this in a child → why it fails; "" if it works."""
+        """Try this in a child → the reason why it fails; "" if it works."""
         pid = self.fork_server.fork(work)
         _, status = os.waitpid(pid, 0)
         failure = self.reports.failure_of(pid)
@@ -173,8 +173,8 @@ class MultiUserService(SingleUser):
         os.chmod(self.directory, 0o711)  # noqa: S103 -- as above
 
     def _remove_leftovers(self, kept: Collection[str]) -> None:
-        """Remove what tasks of a killed launcher have left, each directory as its owner, but for those that ended before and
-        whose outputs the agent may not have yet."""
+        """Remove the directories that tasks of a killed launcher have left, each as its owner. Those of kept (ended) attempts
+        stay, since the agent may not have their outputs yet."""
         least, most = self._policies.current().guest_uids
         for name in os.listdir(self.scratch):
             path = f"{self.scratch}/{name}"
@@ -191,7 +191,7 @@ class MultiUserService(SingleUser):
                 self.forget(name)
 
     def admits(self, connection: socket.socket) -> bool:
-        """True if the agent is at the other end, according to the kernel."""
+        """True if the peer's uid is the agent's, according to the kernel."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
         if uid != self.access.uid:
@@ -217,7 +217,7 @@ class MultiUserService(SingleUser):
 
             is_foreign = home != node or ":" in user
             account = account_named(name, policy, uid=uid, is_own=not is_foreign, look=look)
-            if account.uid and account.uid == self.access.uid:  # it could command the launcher
+            if account.uid and account.uid == self.access.uid:  # it could control the launcher
                 raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
@@ -306,7 +306,7 @@ class MultiUserService(SingleUser):
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def admit(self, request: protocol.SpawnRequest) -> protocol.SpawnRequest:
-        """See `SingleUser`. Raises AccountPending, too."""
+        """See `SingleUser`. Also raises AccountPending."""
         account = self.account(request, request.key)
         least, most = self._policies.current().guest_uids
         if not (account.is_guest and least <= account.uid <= most):
@@ -318,7 +318,7 @@ class MultiUserService(SingleUser):
         return request
 
     def check_inside(self, key: str, inside: str) -> None:
-        """See `SingleUser`. Both have to run as the same account, and not as guests, who have another each time."""
+        """See `SingleUser`. Both have to run as the same account, and not as guests, whose account is new each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
@@ -363,12 +363,12 @@ class MultiUserService(SingleUser):
         return self._powercap.read()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
-        """Make a fresh directory for the user, inside one of root's."""
+        """Make a new directory of the user, inside one of root."""
         path = f"{self.scratch}/{key}"
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
-            if key not in self._scratches:  # an earlier attempt's, which could not be removed
+            if key not in self._scratches:  # left by an earlier attempt: it could not be removed
                 raise CannotStart(NOT_EXECUTABLE, "its scratch directory cannot be made: one is there") from None
             return path.encode()
         except OSError as error:
@@ -410,7 +410,7 @@ class MultiUserService(SingleUser):
         except OSError as error:
             log_line(
                 f"cannot remove a scratch directory: path={path} error={error.strerror}"
-            )  # and with it the uid of a guest, which would be the next one's
+            )  # the uid of the guest stays taken, so that the next guest does not own the directory
             return
         self._guests.give_back(key)
 
@@ -418,8 +418,8 @@ class MultiUserService(SingleUser):
 def _environment(
     given: dict[bytes, bytes], request: protocol.SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
-    """The environment of a task: all captured variables if it runs as its submitter, else the basic ones and those that its submitter
-    has named."""
+    """The environment of a task: all captured variables if it runs as its submitter, otherwise the basic ones and those that the
+    submitter has named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}
     if not account.is_guest:
         own[b"SHELL"] = os.fsencode(account.shell)
@@ -437,8 +437,8 @@ def _is_foreign(request: protocol.SpawnRequest | protocol.UserRequest) -> bool:
 
 
 def _is_mps_keeper(request: protocol.SpawnRequest) -> bool:
-    """True if the command is the keeper of an MPS daemon, for the control program that the launcher itself finds: with any
-    other program it could run whatever it likes."""
+    """True if the command is the keeper of an MPS daemon, with the control program that the launcher itself finds: with
+    another program, the agent could run any command."""
     command, rest = tuple(request.argv[: len(MPS_KEEPER)]), request.argv[len(MPS_KEEPER) :]
     try:
         return command == MPS_KEEPER and rest[0] == find_program(protocol.MPS_CONTROL.encode(), dict(os.environb))
@@ -447,14 +447,14 @@ def _is_mps_keeper(request: protocol.SpawnRequest) -> bool:
 
 
 def _quota_key(request: protocol.UserRequest) -> str:
-    """The quota that a request counts for: a user of this node, or all users that another node names."""
+    """The quota that a request counts toward: that of a user of this node, or of all users that another node names."""
     if _is_foreign(request):
         return (request.user.partition(":")[0] if request.home == request.node else request.home) + ":"
     return request.user
 
 
 def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, bytes]:
-    """The environment without variables that make a program run other code: else every program could run any."""
+    """The environment without variables that make a program run other code, which would bypass the list of programs."""
     kept = {
         name: value
         for name, value in environment.items()
@@ -465,7 +465,7 @@ def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, byt
 
 def prepared(directory: str, sockets: str, user: str, files: PolicyFiles, powercap: str = PLACE) -> MultiUserService:
     """Service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
-    PolicyError if somebody else could write there, ProcessLookupError if the user does not exist, OSError."""
+    PolicyError if another user could write there, ProcessLookupError if the user does not exist, OSError."""
     ids = agent_ids(user)
     for path, mode in ((directory, 0o711), (sockets, 0o755)):
         os.makedirs(path, mode=mode, exist_ok=True)
@@ -476,7 +476,7 @@ def prepared(directory: str, sockets: str, user: str, files: PolicyFiles, powerc
 
 def main() -> None:
     """``[--directory DIR] [--sockets DIR] [--agent-user NAME] [--config FILE] [--config-directory DIR] [--units KIND]
-    [--memory KIND] [--powercap DIR]``: run the launcher of a machine, as root, until it is told to stop."""
+    [--memory KIND] [--powercap DIR]``: run the launcher of a machine, as root, until it is asked to stop."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     if len(sys.argv) % 2 == 0 or flags.keys() - FLAGS.keys():
         sys.exit(f"usage: launcher --system {' '.join(f'[{flag} …]' for flag in FLAGS)}")

@@ -24,7 +24,7 @@ _USER_OF = re.compile(r"[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z")
 
 
 def objection(name: str, value: object) -> str:
-    """Reason why the value of a setting is invalid; "" if it is valid, or another setting."""
+    """Reason why the value of a setting is invalid; "" if it is valid, or no setting about users."""
     judge = _CHECKS.get(name)
     return "" if judge is None else judge(value)
 

@@ -1,7 +1,7 @@
-"""Writing output to a file of a user: by a child of a launcher that runs as root, after it has become the user, and by
-the agent of one user (agent/accounts.py, which follows links to files first; here they are not followed).
+"""Writes of output to a file of a user: by a child of a launcher that runs as root, after it has become the user, and by
+the agent of one user (agent/accounts.py, which first follows links to files; here they are not followed).
 
-The user opens the directory once; everything else happens beneath it, by names without a slash.
+The user opens the directory once; everything else happens inside it, by names without a slash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 COPY_BYTES = 1 << 20
 GONE = "changed: it was emptied, removed or replaced meanwhile"
 NULL = os.makedev(1, 3)
-"""`/dev/null`: nothing has to be written."""
+"""Device number of `/dev/null`, for which nothing has to be written."""
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
@@ -22,7 +22,7 @@ class Unwritable(Exception):
 
 
 def source(path: str) -> int:
-    """Open a captured file with the agent's rights; -1 if nothing was captured. Raises OSError."""
+    """Open a captured file with the agent's rights → its descriptor; -1 if nothing was captured. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -50,7 +50,7 @@ class FileChanged(Unwritable):
 
 def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: int, *, ends: bool) -> None:
     """Append parts (descriptor, first, end) of captured files at the offset ``at``; 0 = the file is created or emptied.
-    What is beyond that offset is cut off first, so that it can be repeated. ends: the file is on disk afterwards.
+    Content beyond that offset is cut off first, so that the call can be repeated. ends: the file is synced to disk afterwards.
     Raises FileChanged, Unwritable, OSError."""
     directory, name = _opened(path)
     try:
@@ -86,7 +86,7 @@ def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: in
 
 
 def _clear_set_id(fd: int, mode: int) -> None:
-    """Clear set-user-id bits. For files of other users the kernel does it."""
+    """Clear set-user-id bits. The kernel does so for files of other users."""
     try:
         os.fchmod(fd, mode & 0o777)
     except PermissionError:
@@ -94,7 +94,7 @@ def _clear_set_id(fd: int, mode: int) -> None:
 
 
 def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
-    """Copy a complete part. Raises OSError if something was cut out of it meanwhile: zeros would be in its place."""
+    """Copy a complete part. Raises OSError if a hole was punched in it meanwhile, which would read as zeros."""
     while first < end:
         data = os.pread(captured, min(COPY_BYTES, end - first), first)
         if not data or os.lseek(captured, first, os.SEEK_HOLE) < first + len(data):
@@ -122,7 +122,7 @@ _ABSENT = os.stat_result((0, 0, 0, 0, 0, 0, -1, 0, 0, 0))
 
 
 def _found(directory: int, name: bytes) -> os.stat_result | None:
-    """The existing file (`_ABSENT` if there is none), None where nothing has to be written. Raises Unwritable if it may
+    """The existing file (`_ABSENT` if there is none), None if nothing has to be written. Raises Unwritable if it must
     not be written."""
     try:
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -142,8 +142,8 @@ def _found(directory: int, name: bytes) -> os.stat_result | None:
 
 
 def empty(path: bytes | str) -> None:
-    """Remove everything in a directory but itself, whatever its owner has put there. Deeper directories are moved up
-    first, so that no path gets long. Raises OSError for what cannot be removed."""
+    """Remove everything in a directory, whatever its owner has put there. Deeper directories are moved up
+    first, so that no path gets long. Raises OSError if an entry cannot be removed."""
     top = _directory(path)
     try:
         number = 0
@@ -155,10 +155,10 @@ def empty(path: bytes | str) -> None:
 
 
 def _removed(top: int, name: str, number: int) -> int:
-    """Remove one entry; directories in it move to ``top``, with names from this number on → the next number."""
+    """Remove one entry; directories in it move to ``top``, with names from this number on → the next free number."""
     try:
         os.unlink(name, dir_fd=top)
-    except (IsADirectoryError, PermissionError):  # EPERM, say some file systems
+    except (IsADirectoryError, PermissionError):  # some file systems report EPERM
         within = _directory(name, top)
     else:
         return number
@@ -167,7 +167,7 @@ def _removed(top: int, name: str, number: int) -> int:
             try:
                 os.unlink(below, dir_fd=within)
             except (IsADirectoryError, PermissionError):
-                os.close(_directory(below, within))  # it can be moved only by who may write to it
+                os.close(_directory(below, within))  # moving a directory needs write permission on it
                 number = _moved_up(within, below, top, number)
     finally:
         os.close(within)
@@ -186,11 +186,11 @@ def _moved_up(within: int, below: str, top: int, number: int) -> int:
 
 
 def _directory(path: bytes | str, within: int | None = None) -> int:
-    """Open a directory with all rights for its owner; nothing happens to what is a link by now. Raises OSError."""
+    """Open a directory with all rights for its owner; links are not followed. Raises OSError."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     own = os.open(path, os.O_PATH | flags, dir_fd=within)
     try:
-        os.chmod(f"/proc/self/fd/{own}", 0o700)  # a task may have shut itself out; O_PATH takes no fchmod
+        os.chmod(f"/proc/self/fd/{own}", 0o700)  # the task may lack rights; O_PATH has no fchmod
         return os.open(".", os.O_RDONLY | flags, dir_fd=own)
     finally:
         os.close(own)

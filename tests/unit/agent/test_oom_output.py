@@ -88,7 +88,7 @@ def test_who_had_no_room_on_a_disk_says_so(tmp_path: Path) -> None:
     assert [exit_.reason for _, exit_ in with_shortages(spool, ended)] == [
         'exit code 1; its last words: "No space left on device"', "", "", "time limit", "", "",
     ]  # fmt: skip
-    missing = "the disk of ws1 was full then: what it wrote may be missing"
+    missing = "the disk of ws1 was full then, so its output may be incomplete"
     assert [exit_.reason for _, exit_ in with_shortages(spool, ended, "ws1")] == [
         f"exit code 1; {missing}", f"exit code 1; {missing}", f"ended by signal 9 (KILL); {missing}",
         "time limit", f"ended; {missing}", "",
