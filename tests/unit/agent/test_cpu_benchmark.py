@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from peerload.agent.sensors import cpu_benchmark
 from peerload.model.events import SpeedMeasured
@@ -27,7 +27,7 @@ def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.M
         cpu_benchmark, "MEASURE_S_MAX", 600.0
     )  # it has the lowest priority, and this machine may be busy
     told = PutEvents()
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
+    uvloop.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     (event,) = told
     assert 0.01 < event.speed < 100.0
     assert cpu_benchmark.stored_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
@@ -39,7 +39,7 @@ def test_what_was_found_is_kept_and_told(
 ) -> None:
     quick(monkeypatch, f"print({printed!r})")
     told = PutEvents()
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
+    uvloop.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     assert told == [SpeedMeasured(found)]
     assert cpu_benchmark.stored_speed(tmp_path / "speed") == found
     assert [path.name for path in tmp_path.iterdir()] == ["speed"]
@@ -51,7 +51,7 @@ def test_a_measurement_that_fails_changes_nothing(
 ) -> None:
     quick(monkeypatch, code)
     told = PutEvents()
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
+    uvloop.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     assert told == []
     assert not list(tmp_path.iterdir())
     assert len(caplog.records) == 1
@@ -62,7 +62,7 @@ def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
 ) -> None:
     quick(monkeypatch, "print(2)")
     told = PutEvents()
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "none" / "speed", told, after_s=0.0))
+    uvloop.run(cpu_benchmark.measure_speed(tmp_path / "none" / "speed", told, after_s=0.0))
     assert told == [SpeedMeasured(2.0)]
     assert len(caplog.records) == 1
 
@@ -73,7 +73,7 @@ def test_a_measurement_that_takes_too_long_changes_nothing(
     quick(monkeypatch, "import time; time.sleep(60)")
     monkeypatch.setattr(cpu_benchmark, "MEASURE_S_MAX", 0.01)
     told = PutEvents()
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
+    uvloop.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     assert told == []
     assert len(caplog.records) == 1
 
