@@ -234,3 +234,10 @@ def test_ends_that_come_together_are_followed_by_one_look_at_what_starts_next() 
     sent = [action.task for action in x.last if isinstance(action, SendResult)]
     assert sent == ["h/2", "h/3"]
     assert list(x.node.ledger.running) == [remote(x, 4).key]
+
+
+def test_the_start_of_one_that_has_died_meanwhile_is_not_told() -> None:
+    x = committed(1)
+    x.when(events.TaskStarted(remote(x, 1).key, WALL_S))
+    assert "Died to h" in str(x.when(events.TaskLost(remote(x, 1).key, "its launcher died", never_started=False)))
+    assert not any("Renew" in line for line in x.after(0.25).timer("starts"))
