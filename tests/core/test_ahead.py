@@ -95,7 +95,9 @@ def test_what_the_launcher_gives_back_is_queued_again() -> None:
     x = short()
     lane(x, *[spec()] * 3)
     given = x.task(6)
-    x.when(events.TaskLost(given.key, "the task before it takes longer than expected", never_started=True))
+    key = given.key
+    x.when(events.TaskLost(key, "the task before it takes longer than expected", never_started=True))
+    assert x.done(ForgetTask) == ForgetTask(key, output=True), "its scratch directory, if it has one"
     assert (given.record.state, given.record.losses) == (TaskState.QUEUED, 0)
     assert list(x.node.ledger.running) == [x.task(5).key]
     x.end(x.task(5).key)
@@ -198,6 +200,7 @@ def test_what_the_launcher_gives_back_of_another_home_goes_home_for_good() -> No
     x.end(remote(x, 1).key)
     did = x.when(events.TaskLost(remote(x, 3).key, "the task before it takes longer than expected", never_started=True))
     assert [line for line in did if "to h" in line] == ["Return to h"]
+    assert x.done(ForgetTask) == ForgetTask(execution_key(uid(3), 1), output=True), "its scratch directory, if it has one"
     assert uid(3) not in x.node.executor.by_uid
     assert x.node.executor.fences.was_refused(uid(3), 1)
     x.end(remote(x, 2).key)
