@@ -286,7 +286,7 @@ class Cgroup2(Units):
             log_line(f"processes cannot be started in another cgroup: error={error.strerror}")
             self.clone = None
         finally:
-            self.leave()
+            clone.leave()
             self.close("trial")
 
     def prefers_clone(self, *, in_lane: bool = False) -> bool:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MESSAGES_MAX, GossipMessage, Version
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Blocks, Envelope, Message
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, TOGETHER, Blocks, Envelope, Message
 from peerload.wire.frame import HEADER_BYTES, LARGE_BYTES, block_parts, check_bounds
 
 if TYPE_CHECKING:
@@ -118,9 +118,12 @@ def decode(raw: Buffer, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
     try:
         if len(raw) > VALUES_MAX:  # fewer bytes hold fewer values; the types bound how deep they are
             check_bounds(raw, VALUES_MAX)
-        return _decoder.decode(raw)
+        envelope = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not an envelope", why=str(error)[:300]) from None
+    if envelope.others and type(envelope.body) not in TOGETHER:
+        raise BadMessage("not an envelope", why=f"messages beside {type(envelope.body).__name__}")
+    return envelope
 
 
 class _Sealed(msgspec.Struct, frozen=True, gc=False, array_like=True):

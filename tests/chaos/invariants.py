@@ -62,6 +62,11 @@ class Invariants:
             raise self._broken("I4", f"{process.task} starts again as {key} on {machine.name}")
         if (machine.identity.store, key) in self._promised:
             raise self._broken("I4", f"{process.task} starts as {key} on {machine.name}, against its word")
+        newest = self._attempts.get(bytes.fromhex(uid), 0)
+        if attempt_of(key)[1] < newest and spec.guarantee is not Guarantee.FAST:
+            raise self._broken(
+                "I2", f"{process.task} starts as {key} on {machine.name} after attempt {newest} was granted"
+            )
         self._started[key] = machine.identity.store
         self._starts[uid] = self._starts.get(uid, 0) + 1
         if self._starts[uid] > 1 and spec.guarantee is Guarantee.ONCE:

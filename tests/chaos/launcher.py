@@ -167,6 +167,7 @@ class Launcher:
     def _start(self, action: SpawnTask) -> None:
         key, now_s = action.key, self._cluster.now_s
         if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
+            self._cluster.gauges.count("lease ended before the start" + (", in a lane" if action.after else ""))
             self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
             return
         if now_s < self._machine.short_until_s:

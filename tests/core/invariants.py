@@ -109,6 +109,10 @@ def _validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningT
         is_fenced = executor.fences.attempt(remote.uid) >= remote.attempt
         _hold(remote, is_fenced or not has_started, "it has started, and could start again")
         _hold(remote, remote.exit is not None or remote.phase is not RemotePhase.ENDED, "it has ended without a result")
+        waits_ahead = runs.holds(key) and key not in ledger.running
+        counts = remote.phase is RemotePhase.RESERVED or waits_ahead
+        _hold(remote, not waits_ahead or remote.uid in ledger.inbound, "it waits at the launcher, and is not counted")
+        _hold(remote, counts or remote.uid not in ledger.inbound, "it is counted, and is not on its way")
     for remote in executor.by_uid.values():
         _hold(remote, executor.remote_tasks.get(remote.key) is remote, "it is gone, and is still found by its uid")
 

@@ -95,7 +95,9 @@ def test_what_the_launcher_gives_back_is_queued_again() -> None:
     x = short()
     lane(x, *[spec()] * 3)
     given = x.task(6)
-    x.when(events.TaskLost(given.key, "the task before it takes longer than expected", never_started=True))
+    key = given.key
+    x.when(events.TaskLost(key, "the task before it takes longer than expected", never_started=True))
+    assert x.done(ForgetTask) == ForgetTask(key, output=True), "its scratch directory, if it has one"
     assert (given.record.state, given.record.losses) == (TaskState.QUEUED, 0)
     assert list(x.node.ledger.running) == [x.task(5).key]
     x.end(x.task(5).key)
@@ -198,6 +200,7 @@ def test_what_the_launcher_gives_back_of_another_home_goes_home_for_good() -> No
     x.end(remote(x, 1).key)
     did = x.when(events.TaskLost(remote(x, 3).key, "the task before it takes longer than expected", never_started=True))
     assert [line for line in did if "to h" in line] == ["Return to h"]
+    assert x.done(ForgetTask) == ForgetTask(execution_key(uid(3), 1), output=True), "its scratch directory, if it has one"
     assert uid(3) not in x.node.executor.by_uid
     assert x.node.executor.fences.was_refused(uid(3), 1)
     x.end(remote(x, 2).key)
@@ -234,3 +237,10 @@ def test_ends_that_come_together_are_followed_by_one_look_at_what_starts_next() 
     sent = [action.task for action in x.last if isinstance(action, SendResult)]
     assert sent == ["h/2", "h/3"]
     assert list(x.node.ledger.running) == [remote(x, 4).key]
+
+
+def test_the_start_of_one_that_has_died_meanwhile_is_not_told() -> None:
+    x = committed(1)
+    x.when(events.TaskStarted(remote(x, 1).key, WALL_S))
+    assert "Died to h" in str(x.when(events.TaskLost(remote(x, 1).key, "its launcher died", never_started=False)))
+    assert not any("Renew" in line for line in x.after(0.25).timer("starts"))

@@ -193,3 +193,13 @@ def test_a_promise_that_comes_after_its_task_is_over_counts_for_nothing() -> Non
     x.hear("y", messages.ResultAck("y/1", UID, 1))
     x.hear("y", messages.GiveReply(1, FULL, "y/1", UID))
     assert x.node.ledger.load_tasks == 0
+
+
+def test_no_more_is_expected_than_was_asked_for() -> None:
+    x = Given(policies={**PULLS, "transfer": {"threshold": 1.0, "prefetch": 1}})
+    x.submit()
+    assert "GiveRequest to y" in x.end(x.task().key)
+    search = x.sent(messages.GiveRequest).search
+    uids = [bytes(15) + bytes((number,)) for number in range(1, 65)]
+    x.hear("y", messages.GiveReply(search, FULL, "y/1", uids[0], tuple(uids[1:])))
+    assert list(x.node.ledger.inbound) == uids[:1]

@@ -223,6 +223,15 @@ def test_messages_that_share_a_frame_are_read_in_their_order() -> None:
     )
 
 
+@pytest.mark.rule("P1")
+@each("first", [sample for sample in SAMPLES if type(sample) not in TOGETHER])
+def test_a_frame_holds_no_message_beside_a_first_of_another_kind(first: Message) -> None:
+    seen = msgpack.unpackb(peer.encode(wrap(first)))
+    seen["others"] = [msgpack.unpackb(peer.encode(wrap(Query(**ATTEMPT))))["body"]]
+    with pytest.raises(BadMessage):
+        peer.decode(msgpack.packb(seen))
+
+
 def test_a_frame_holds_no_message_of_another_kind_beside_the_first() -> None:
     seen = msgpack.unpackb(peer.encode(wrap(Query(**ATTEMPT))))
     for message in (Blocks((memoryview(b"x"),)), Leaving()):

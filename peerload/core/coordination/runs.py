@@ -356,6 +356,7 @@ class RunningTasks:
                 self._executor.results.never_started(work, reason, is_returned=True)
             elif not self._is_over(work):
                 self._home.requeue(work, reason)
+            self._state.actions.append(ForgetTask(key, output=True))
         elif never_started:
             self._never_started(key, work, reason, is_short=bool(shortage))
         else:

@@ -656,7 +656,8 @@ class ExecutorLeases:
     def tell_starts(self) -> None:
         """Send the renewals that `tell_later` has put off."""
         untold, self._untold = self._untold, []
-        self._send(remote for remote in untold if remote.phase is RemotePhase.HERE)
+        here = (remote for remote in untold if self._remote_tasks.get(remote.key) is remote)
+        self._send(remote for remote in here if remote.phase is RemotePhase.HERE)
 
     def _renewal(self, remote: RemoteTask, devices: tuple[str, ...] = ()) -> messages.Renewal:
         now_s = self._state.now.boot_s

@@ -436,7 +436,7 @@ class Receiver:
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
-        for uid in (reply.uid, *reply.others):
+        for uid in (reply.uid, *reply.others[: search.wanted - 1]):
             self._donor.expect(uid)
             if uid in self._ledger.inbound:
                 self._promised[uid] = search.asked_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import select
@@ -13,7 +14,9 @@ import pytest
 
 from peerload.agent.launcher.client import began_at, exit_of
 from peerload.launcher import cgroup_limits
+from peerload.launcher.cgroup_clone import CgroupClone
 from peerload.launcher.cgroup_limits import PIDS, CgroupLimits
+from peerload.launcher.containment import Cgroup2
 from peerload.launcher.process import (
     CannotStart,
     Capture,
@@ -31,7 +34,6 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.launcher.cgroup_clone import CgroupClone
     from peerload.launcher.containment import Units
 
 
@@ -97,6 +99,24 @@ def test_a_process_that_is_not_forked_for_want_of_descriptors_costs_none(
         short.setattr(os, missing, refuse)
         with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
             spawn(request, clone=cast("CgroupClone", SimpleNamespace(can_spawn=False, fork=os.fork)))
+    assert open_files() == before
+
+
+def test_where_no_process_can_be_cloned_the_trial_costs_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: CgroupClone) -> int:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(_thread, "_count", lambda: 0)
+    monkeypatch.setattr(CgroupClone, "fork", refuse)
+    monkeypatch.setattr(Cgroup2, "enter", lambda self, *_, **__: self.clone.enter(str(tmp_path)))
+    monkeypatch.setattr(Cgroup2, "close", lambda *_: True)
+    units = Cgroup2.__new__(Cgroup2)
+    units.clone, units._is_moved = None, False
+    before = open_files()
+    units._try_clone()
+    assert units.clone is None
     assert open_files() == before
 
 
