@@ -468,8 +468,8 @@ class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
     the loop was busy.
 
-    It watches for ``span_s`` after each datagram, so that it never wakes up a node without peers, or one with more
-    frequent datagrams. The reported length of a stall may be too short by up to ``span_s``."""
+    It watches for ``span_s`` after each datagram, so that it causes no wake-up on a node without peers or
+    with more frequent datagrams. The reported length of a stall may be too short by up to ``span_s``."""
 
     def __init__(self, lag_s: float, span_s: float, inbox: EventSink) -> None:
         self._lag_s = lag_s

@@ -6,9 +6,9 @@ only the buffers of the operating system and a few pieces.
 
 A link serves both directions, regardless of which end made it. It is kept if the other end could not make a new one, and
 immediately restored if only this end can. A stream that cannot be dialled is requested over the link: the other end
-dials back, with the number of the request in its Hello. After a peer has dialled this node, this node checks once whether it can dial the
-peer, and reports a failure to the peer: no node can see by itself whether it is reachable. Two nodes that cannot dial each
-other in either direction have no link; they know of each other only by gossip.
+dials back, with the number of the request in its Hello. After a peer has dialled this node, this node checks
+once whether it can dial the peer, and reports a failure to the peer: no node can see by itself whether it is reachable.
+Two nodes that cannot dial each other in either direction have no link; they know of each other only by gossip.
 """
 
 from __future__ import annotations
