@@ -5,7 +5,7 @@ It needs MQTT 3.1.1 and QoS 0 only. Only the tasks of this file wait for the bro
 caller that gets False uses the peer link instead.
 
 A broker can only delay messages. A message is dropped and counted unless it is advice, small, not seen before, and sealed with
-the cluster's key for its topic by the node whose topic it is (rule M2). Repeated messages have no effect, but cost
+the cluster's key for its topic by the node that the topic names (rule M2). Repeated messages have no effect, but cost
 every node time: a publisher of thousands of repeated messages a second is muted for a while, before its messages are
 opened. The broker stays in use: with the rights of docs/mqtt.md a node publishes only below its own name.
 """
@@ -76,8 +76,8 @@ class _Publisher:
 
 
 class FloodFilter:
-    """The publishers on one connection. Retained messages are not counted: they are sent again at each connection. Nor are those
-    of this node, ``own``: the broker sends it its own broadcasts, which are never new."""
+    """Mutes publishers of too many repeated messages. Retained messages are not counted: the broker sends them at each
+    connection. Nor are those of this node, ``own``: the broker returns its own broadcasts, which are never new."""
 
     def __init__(self, security: SecurityEvents, own: str = "") -> None:
         self._security = security

@@ -65,10 +65,10 @@ class AddressWatch:
             await next_tick(CHECK_EVERY_S)
             others = [address for address in self._local.peer_addresses() if address]
             moved = _moved(config, self._info.origins, [*others, *config.peer])
-            address = moved or self._seen_otherwise()
+            address = moved or self._new_own_address()
             seen = seen + 1 if address else 0
             if seen >= GONE_FOR and not self._run.is_stopping:
-                if moved and (why := _save(config, moved)):  # the next start knows fewer members, and would not find it
+                if moved and (why := _save(config, moved)):  # the next start knows fewer members, and might not find it
                     if not warned:
                         _log.warning("cannot save the listen address: address=%s error=%s", moved, why)
                     warned = True
@@ -84,7 +84,7 @@ class AddressWatch:
                     "listen address is gone from this machine; no peer can reach this node: address=%s", config.listen
                 )
 
-    def _seen_otherwise(self) -> str:
+    def _new_own_address(self) -> str:
         """The current address of a node that listens at every address, if it differs from the published one; otherwise
         empty."""
         config, published = self._info.config, self._info.identity.address
@@ -94,7 +94,7 @@ class AddressWatch:
         try:
             found = join_address(reachable(str(ip)), int(published.rpartition(":")[2]))
         except OSError:
-            return ""  # no network at all: it may be back with the same address
+            return ""  # no network: it may return with the same address
         return found if found != published else ""
 
 

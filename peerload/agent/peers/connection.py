@@ -1,10 +1,10 @@
-"""TLS connections between agents, the table of peers, which handshakes are refused, and backpressure.
+"""TLS connections between agents, the table of peers, refusal of handshakes, and backpressure.
 
 A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is checked before the body
-is read. What is sent in one turn of the event loop leaves in one write, messages about tasks in one frame. The first frame of each end is its Hello (the
-handshake). The sender of every frame has to be the node that its certificate names. A peer is refused if another agent has
-its name, if there are too many peers, if a later start of the same agent is here, or while it is banned. A peer whose
-messages the core has not handled yet is not read further (rule P2).
+is read. All data of one turn of the event loop is sent in one write; small messages of a link share a frame. The first
+frame of each end is its Hello (the handshake). Every frame must come from the node that the peer's certificate names. A
+peer is refused if another agent has its name, if there are too many peers, if a later start of the same agent is linked,
+or while it is banned. Reading from a peer pauses while the core has too many unhandled messages of it (rule P2).
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
 SHUTDOWN_S = 2.0
 HELLO_S = 5.0
-"""Timeout of the Hello of the other end."""
+"""Timeout for the other end's Hello."""
 HELLO_BYTES_MAX = 256 << 10
 """Size limit of the first frame: a Hello that describes 300 other members fits."""
 READ_BYTES = 16 << 10
-"""Room for the next frames: a TLS record."""
+"""Minimum size of the read buffer: one TLS record."""
 FLUSH_BYTES = 256 << 10
-"""Gathered frames of this size are written at once."""
+"""Waiting data of at least this size is written immediately."""
 BUFFERED_BYTES_MAX = 1 << 20
 """High-water mark of the transport's buffer: above it, no more data is handed to the transport until it has drained."""
 STALLED_S = 20.0
-"""Time without reading after which a peer is disconnected while this node has data to write."""
+"""Time after which a peer that reads nothing is disconnected, while this node has data to write."""
 STREAM_STALLED_S = 600.0
 """Limit for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
@@ -98,10 +98,10 @@ class Owner(Protocol):
         """Handle a later frame of the peer."""
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
-        """A frame could not be decoded. Returns whether to go on reading."""
+        """Handle a frame that could not be decoded. → True to continue reading."""
 
     def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
-        """The connection closes for this reason, an identifier; detail is for people."""
+        """The connection closes. reason: an identifier; detail: text for people."""
 
     def writable(self, connection: PeerConnection) -> None:
         """The transport's buffer has drained."""
@@ -128,7 +128,7 @@ class Links(Owner, Protocol):
 
 class PeerConnection(asyncio.BufferedProtocol):
     """The protocol object of one connection. ``dialled``: this node made it. ``stream``: it carries one output, input or
-    forwarded client, not messages. ``back``: the number under which the peer asked for this stream, 0 if it did not."""
+    forwarded client, not messages. ``back``: number of the peer's request for this stream, 0 without one."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
         self._waiting: list[tuple[Message | None, list[Buffer] | bytes]] = []
-        """What is sent at the end of this turn: frames, or a message that goes into one with its neighbours."""
+        """Data to send at the end of this turn: frames, and messages that share a frame with their neighbours."""
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -186,8 +186,8 @@ class PeerConnection(asyncio.BufferedProtocol):
     # -- the transport's side ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Check the peer's certificate, let the owner send Hello, and start the timeout of the peer's."""
-        transport = cast("asyncio.Transport", transport)  # what TLS gives; that of uvloop is no subclass
+        """Check the peer's certificate, let the owner send Hello, and start the timeout for the peer's Hello."""
+        transport = cast("asyncio.Transport", transport)  # TLS has one; uvloop's is not a subclass
         self._transport = transport
         self.certified, self.certificate = node_of(transport), peer_certificate(transport)
         transport.set_write_buffer_limits(high=BUFFERED_BYTES_MAX)
@@ -210,12 +210,12 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.owner.opened(self)
         elif not self.certificate:
             self._reject("handshake_failed", "it shows no certificate")
-        else:  # of this cluster's CA, but for another protocol
+        else:  # of this cluster's CA, but not for a node
             self._reject("not_a_node_certificate")
 
     @property
     def is_revoked(self) -> bool:
-        """True if the peer's certificate was revoked, or is none that this cluster's CA makes."""
+        """True if the peer's certificate was revoked, or does not have the form of this cluster's certificates."""
         try:
             return self._tls.refuses(proven_info(self.certificate))
         except ValueError:
@@ -227,7 +227,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.abort(detail or metrics.label_text(reason))
 
     def _reject_revoked(self) -> None:
-        """Close, and send no more than what the CA has said: a node that was away does not know that it was revoked."""
+        """Send only the CA's revocation, then close: a node that was away does not know that it was revoked."""
         with contextlib.suppress(ValueError):
             if told := self._tls.refusal(self.certificate):
                 frame = wire.frame_parts(self._envelopes.make(Trust((told,)), self.certified))
@@ -237,8 +237,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.close(metrics.label_text("certificate_revoked"))
 
     def get_buffer(self, _: int) -> memoryview:
-        """Buffer for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
-        it is decrypted into it and, if it carries blocks of files, never copied."""
+        """Buffer for the rest of a partial frame, or for the next frames. A large frame has a buffer of its own size: it is
+        decrypted directly into this buffer and, if it carries blocks of files, never copied."""
         if self.is_closed:
             self._buffer, self._filled = bytearray(), 0
         if self._filled == len(self._buffer):
@@ -267,7 +267,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             limit = wire.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
             if size > limit:
                 self.owner.malformed(self, FrameTooLarge(size, limit))
-                self._refuse("frame_too_large")  # where the next one starts cannot be known
+                self._refuse("frame_too_large")  # the start of the next frame is unknown
                 break
             if end - start - HEADER_BYTES < size:
                 break
@@ -307,13 +307,13 @@ class PeerConnection(asyncio.BufferedProtocol):
                 timer.cancel()
         self._is_lost = True
         self._paused_for.clear()
-        self.buffer_updated(0)  # complete frames that came while reading was paused
+        self.buffer_updated(0)  # complete frames that arrived while reading was paused
         self.is_closed = True
         self._read_timeout.stop()
         self.reason = self.reason or _why_lost(exc)
         self._drained.set()
         self._buffer, self._filled = bytearray(), 0
-        self._transport = None  # with its buffers, which are as large as a frame: not only when garbage is collected
+        self._transport = None  # frees its buffers, as large as a frame, before the next garbage collection
         if not self.ended.done():
             self.ended.set_result(None)
         self.owner.closed(self, self.reason)
@@ -332,7 +332,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             return
         if self.hello is None:
             if isinstance(envelope.body, Trust):
-                self._turned_away(envelope)
+                self._revocation_received(envelope)
             else:
                 self._handshake(envelope)
             return
@@ -343,8 +343,8 @@ class PeerConnection(asyncio.BufferedProtocol):
             return
         self.owner.received(self, envelope)
 
-    def _turned_away(self, envelope: Envelope) -> None:
-        """Handle what a peer sends in place of its Hello to a node that was revoked."""
+    def _revocation_received(self, envelope: Envelope) -> None:
+        """Handle the revocation of this node, which a peer sends in place of its Hello."""
         if self.stream or (envelope.cluster, envelope.src) != (self._tls.cluster.name, self.certified):
             self._refuse("no_hello")
             return
@@ -384,20 +384,20 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._second, self._messages = now, 0
         before, self._messages = self._messages, self._messages + messages
         if before < MESSAGES_PER_S_MAX <= self._messages and self._transport is not None:
-            self.pause_reading("its messages are too many a second")
-            self._loop.call_later(1.0, self.resume_reading, "its messages are too many a second")
+            self.pause_reading("message rate limit")
+            self._loop.call_later(1.0, self.resume_reading, "message rate limit")
 
     def pause_reading(self, why: str) -> None:
-        """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
+        """Stop reading until `resume_reading` for the same reason. Complete frames that were received already wait."""
         if self._is_lost:
-            return  # the frames that came before the loss are all handled
+            return  # all frames received before the loss are handled
         self._paused_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
             self._read_timeout.pause(paused=True)
             self._transport.pause_reading()
 
     def resume_reading(self, why: str) -> None:
-        """Go on, first with the frames that have come, unless there are other reasons not to."""
+        """Continue, first with the frames already received, unless reading is also paused for another reason."""
         self._paused_for.discard(why)
         if not self._paused_for:
             self._loop.call_soon(self._go_on)
@@ -447,7 +447,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(parts))
 
     def _frames_waiting(self) -> list[Buffer]:
-        """What waits, in frames, of which one has all messages that come one after the other and are not large."""
+        """The waiting data as frames. Successive small messages share a frame."""
         parts: list[Buffer] = []
         together: list[bytes] = []
         for _, waiting in self._waiting:
@@ -470,7 +470,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._envelopes.frame_of(messages, self.hello.identity.node, self.hello.identity.boot)
 
     async def drain(self) -> None:
-        """Wait until the transport takes more and all earlier callers had their turn. Raises ConnectionError if the
+        """Wait until the transport accepts more and all earlier callers had their turn. Raises ConnectionError if the
         connection is closed."""
         self._flush()
         async with self._turn:
@@ -481,20 +481,20 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes written that the operating system has not taken yet."""
+        """Bytes to send that the operating system has not accepted yet."""
         in_transport = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._waiting_bytes + in_transport
 
     def unsent(self) -> list[LinkMessage]:
-        """Remove and return the messages that were never handed to the operating system. None for a stream: whoever
-        opened it asks again."""
+        """Remove and return the messages that were never handed to the operating system. Empty for a stream: its
+        opener repeats the request."""
         messages = [message for message, _ in self._waiting if message is not None and is_link_message(message)]
         self._waiting.clear()
         self._waiting_bytes = 0
         return messages
 
     def close(self, reason: str) -> None:
-        """Write the gathered frames, then close; nothing is read any more. The owner gets ``reason``."""
+        """Write the waiting frames, then close; nothing more is read. The owner gets ``reason``."""
         if self.is_closed or self._transport is None:
             return
         self._flush()
@@ -503,7 +503,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Close at once and discard the unsent data."""
+        """Close immediately and discard the unsent data."""
         self.is_closed = True
         self.reason = self.reason or reason
         if self._transport is not None:
@@ -522,7 +522,7 @@ NO_MEMBER = "what answers there is not a node of this cluster"
 
 class ConnectionRegistry:
     """Registry of one node's connections, streams included: creates them, and closes those whose certificate is no
-    longer valid. lookups: threads for the lookup of host names, None: those of all work."""
+    longer valid. lookups: threads for the lookup of host names, None: the default threads."""
 
     def __init__(
         self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str], lookups: Executor | None = None
@@ -589,8 +589,8 @@ class ConnectionRegistry:
                 connection.close("its certificate was revoked")
 
     def close_expired(self, now: datetime) -> None:
-        """Close every connection whose peer's certificate has expired. A peer with a new one is back at once. A cluster
-        that never leaves this machine checks no dates."""
+        """Close every connection whose peer's certificate has expired. A peer with a new one reconnects immediately. A
+        local cluster checks no dates."""
         if self._tls.cluster.is_local:
             return
         for connection in self._established():
@@ -603,7 +603,7 @@ class ConnectionRegistry:
 
 
 def os_error_text(error: OSError) -> str:
-    """The operating system's text of an error: asyncio and uvloop have different ones of their own."""
+    """The operating system's text of an error; the texts of asyncio and uvloop differ."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
 
 
@@ -673,11 +673,11 @@ class PeerEntry:
         self.has_dialled_us = False
         """True if the peer has dialled this node, and has not reported since that it cannot."""
         self.cannot_reach_us = ""
-        """Error of the peer's dials of this node, as it reports."""
+        """Error of the peer's last dial of this node, as the peer reports it; empty without a report."""
         self.dial_back_failure = "", 0.0, ""
         """Address, loop time and reason of the last failure to dial the peer back."""
         self.is_checked = False
-        """True while it is checked whether the peer can be dialled."""
+        """True while this node checks whether it can dial the peer."""
         self.dialled_s = 0.0
         """Loop time of the last dial."""
 
@@ -698,11 +698,11 @@ class PeerEntry:
 
     @property
     def is_idle(self) -> bool:
-        """True if only the address would be lost with this entry."""
+        """True if removal of this entry would lose only the address."""
         return not self.links and not self.waiting and not self.is_dialled
 
     def learn(self, identity: Identity) -> bool:
-        """Keep the newer identity. Returns whether that is this one."""
+        """Keep the newer identity. → True if that is ``identity``."""
         known = self.identity
         if known is not None and identity.boot != known.boot and identity.incarnation < known.incarnation:
             return False
@@ -717,7 +717,7 @@ class PeerEntry:
         return True
 
     def add(self, link: PeerConnection, identity: Identity) -> None:
-        """Add a link. Links to an earlier start of the peer close, and the oldest of too many."""
+        """Add a link. Links to earlier starts of the peer are closed, and the oldest link if there are too many."""
         for other in [
             other for other in self.links if other.hello is not None and other.hello.identity.boot != identity.boot
         ]:
@@ -749,7 +749,7 @@ class PeerEntry:
         return messages
 
     def back_off(self, now_s: float) -> None:
-        """Forbid dials for a while that grows with each failure in a row."""
+        """Forbid dials for a time that grows with each consecutive failure."""
         self.not_before_s = now_s + backoff_s(self.failures)
         self.failures += 1
 
@@ -766,7 +766,7 @@ class PeerTable:
         """The last CLASHES_MAX agents that were refused because another has their name: name → address."""
 
     def entry(self, node: str) -> PeerEntry | None:
-        """The entry of a node, made if need be: in a full table in the place of an idle one. None if there is none."""
+        """The entry of a node, created if needed. In a full table it replaces an idle entry; None if none is idle."""
         peer = self.entries.get(node)
         if peer is None and len(self.entries) >= 2 * self._peers_max:
             idle = next((name for name, known in self.entries.items() if known.is_idle), None)
@@ -787,7 +787,7 @@ class PeerTable:
     # -- handshakes --------------------------------------------------------------------------------------------------
 
     def is_name_clash(self, own: Identity, peer: PeerEntry | None, identity: Identity) -> bool:
-        """True if the agent with this identity is another one under this node's name, or under that of a linked peer."""
+        """True if this identity is of a different agent with the name of this node or of a linked peer."""
         other = _linked(peer)
         if identity.node != own.node and (other is None or other.store == identity.store):
             return False
@@ -819,7 +819,7 @@ class PeerTable:
         return ""
 
     def count_malformed(self, identity: Identity) -> bool:
-        """Count a malformed frame of a peer (rule P1). True if that was one too many: the peer is banned."""
+        """Count a malformed frame of a peer (rule P1). → True if the limit is reached, and the peer is banned."""
         if not self._bans.add((identity.node, identity.boot), asyncio.get_running_loop().time()):
             return False
         self._security.counters[metrics.PEER_BANS] += 1
@@ -847,7 +847,7 @@ class Bans:
         self._until: BoundedDict[tuple[str, str], float] = BoundedDict(BANS_MAX)
 
     def add(self, who: tuple[str, str], now_s: float) -> bool:
-        """Count one error. True if that was one too many."""
+        """Count one error. → True if the limit is reached."""
         times = self._errors[who] = self._errors.get(who) or deque(maxlen=ERRORS_MAX)
         times.append(now_s)
         if len(times) < ERRORS_MAX or now_s - times[0] > ERRORS_WITHIN_S:
@@ -868,7 +868,7 @@ class Bans:
 
 
 def backoff_s(failures: int) -> float:
-    """Pause before the next attempt after so many failures in a row: exponential, with jitter."""
+    """Pause before the next attempt after consecutive failures: exponential, with jitter."""
     ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 -- jitter, not a secret
 
@@ -882,8 +882,8 @@ _BACKLOG = "the core has not handled its messages"
 
 
 class _Backlog:
-    """Frames of one node whose messages are in the inbox: (number of the last in the inbox, messages, bytes), oldest first; and
-    its paused links."""
+    """Frames of one node whose messages are in the inbox: (inbox number of the last message, messages, bytes), oldest
+    first; and its paused links."""
 
     __slots__ = ("frames", "messages", "paused", "size_bytes")
 

@@ -1,7 +1,7 @@
 """Links between agents: connections for messages, made when they are needed and closed when they are idle; and the listener.
 
 All calls come from the loop's own thread, and only the coroutines wait. A message that was handed to the operating system
-counts as sent; every other one comes back through `LinkOwner.send_failed`, once.
+counts as sent; every other one is returned through `LinkOwner.send_failed`, once.
 
 Every connection passes the TLS handshake before any other byte is read. At most STRANGERS_MAX connections may be without a
 complete handshake (rule J3). A client without a certificate that asks to join (ALPN) is handed to the join server.
@@ -62,7 +62,7 @@ PEERS_MAX = 1000
 IDLE_S = 60.0
 """Time without other messages than MEMBERSHIP_MESSAGES after which a link is idle."""
 QUIET_S = 5.0
-"""A link over which anything went within this stays open; one over which tasks did takes advice, too."""
+"""A link with any message within this time stays open; one with messages about tasks carries advice, too."""
 IDLE_KEPT_MAX = 16
 """Maximum number of idle links that stay open, the most recently used ones."""
 IDLE_CHECK_S = 15.0
@@ -104,14 +104,14 @@ class LinkOwner(Protocol):
         """The peer at this address refuses this node, because another agent has its name."""
 
     def copied(self, other: messages.Identity, up_s: float, /) -> None:
-        """An agent with this node's name and database, up for so long, has proven its name."""
+        """An agent with this node's name and database, up for ``up_s``, has proven its name."""
 
 
 class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
 
     newcomers: serves the join protocol; None: joining is not possible here. peers_max: links to more peers are refused.
-    lookups: threads for the lookup of host names, None: those of all work.
+    lookups: threads for the lookup of host names, None: the default threads.
     """
 
     _owner: LinkOwner
@@ -139,7 +139,7 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._found_at: BoundedDict[str, str] = BoundedDict(PEERS_MAX)
-        """Nodes that answered at addresses that `dial` was called with: a seed may be a name, and what they publish a number."""
+        """Nodes that answered at addresses passed to `dial`: a seed may be a host name, while nodes publish numbers."""
         self._table = PeerTable(security, peers_max)
         self.connections = ConnectionRegistry(tls, local.envelopes, self._counters, lookups)
         self._listener = Listener(tls, self, self.connections, newcomers)
@@ -151,9 +151,9 @@ class PeerLinks:
     async def start(
         self, owner: LinkOwner, host: str, port: int, advertise: str = "", without: NetworkAbsence = NOT_WITHOUT
     ) -> str:
-        """Listen → the `HOST:PORT`. owner: receives what comes over the links; nothing is dialled before it is known.
+        """Listen → the `HOST:PORT`. owner: receiver of the links' messages; nothing is dialled before this call.
         ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be
-        used. without: what to do without a network."""
+        used. without: behaviour without a network."""
         self._owner = owner
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port, without)
@@ -164,8 +164,8 @@ class PeerLinks:
 
     def dial(self, address: str) -> None:
         """Dial this address until a member answers there, unless it is this node's own, or the member that answered there is
-        still reachable. Raises ConfigError if it is not `HOST:PORT`, or another machine's and this node has no cluster
-        directory."""
+        still reachable. Raises ConfigError if it is not `HOST:PORT`, or is on another machine and this node has no
+        cluster directory."""
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
         if address in self._found_at and self._found_at[address] in self._local.reachable_peers():
             return
@@ -176,7 +176,7 @@ class PeerLinks:
 
     @property
     def unanswered(self) -> dict[str, str]:
-        """Addresses that `dial` was called with and where no member has answered yet → the last error, if any."""
+        """Addresses passed to `dial` where no member has answered yet, with the last error, if any."""
         return dict(self._unanswered)
 
     @property
@@ -185,7 +185,7 @@ class PeerLinks:
         return self._table.clashes
 
     def learn(self, identity: messages.Identity) -> bool:
-        """Keep where a node can be dialled; a later start of its agent replaces an earlier one. Returns whether that is news."""
+        """Store the identity of a node, unless a later start of its agent is known. → True if it has changed."""
         if identity.node == self._name or (peer := self._table.entry(identity.node)) is None:
             return False
         return peer.identity != identity and peer.learn(identity)
@@ -220,7 +220,7 @@ class PeerLinks:
             self._dial_peer(peer)
 
     def carries_tasks(self, dst: str) -> bool:
-        """True if messages about tasks went over the link to this node within QUIET_S, and it takes more now."""
+        """True if messages about tasks went over the link to this node within QUIET_S, and it can accept more now."""
         peer = self._table.entries.get(dst)
         link = peer.link if peer is not None and not peer.waiting else None
         return link is not None and not link.paused and asyncio.get_running_loop().time() - link.task_s <= QUIET_S
@@ -235,9 +235,9 @@ class PeerLinks:
         return link.certificate if link is not None else b""
 
     def fetch_output(self, dst: str, request: messages.OutputRequest) -> AsyncIterator[Piece]:
-        """Fetch the output of an attempt from the node that ran it: pieces as they come, OutputEnd the last.
+        """Fetch the output of an attempt from the node that ran it: pieces as they arrive, the last one OutputEnd.
 
-        Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; the caller can go on from there.
+        Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; the caller can resume from there.
         """
         return self.streams.fetch(dst, self._address_of(dst), request, f"the output of {request.task}")
 
@@ -248,11 +248,11 @@ class PeerLinks:
         kept: dict[str, RequestStream],
         following: messages.BlocksRequest | None = None,
     ) -> AsyncIterator[messages.Blocks | messages.BlocksEnd]:
-        """Fetch blocks of files from another node, as `fetch_output` does. kept, following: as `Streams.fetch` has them."""
+        """Fetch blocks of files from another node, as `fetch_output` does. kept, following: as in `Streams.fetch`."""
         return self.streams.fetch(dst, self._address_of(dst), request, "files of a task", kept, following)
 
     def _address_of(self, node: str) -> str:
-        """The published address of a node that has a link, or is known by gossip alone; empty if it is not known."""
+        """The published address of a node that has a link, or is known only by gossip; empty if it is not known."""
         peer, newest = self._table.entries.get(node), self._local.identity_of(node)
         if peer is None:
             return newest.address if newest is not None else ""
@@ -270,13 +270,13 @@ class PeerLinks:
         return await self.streams.open(dst, address, kinds)
 
     def dial_copy(self, address: str) -> None:
-        """Dial an agent that was reported to have this node's name and database: its certificate proves its name then.
-        One that does not answer in time is dialled again, at most COPY_DIALS_MAX times in all."""
+        """Dial an agent that was reported to have this node's name and database: its certificate then proves its name.
+        It is dialled again if it does not answer in time, at most COPY_DIALS_MAX times in all."""
         if address != self._local.identity.address:
             self.spawn(self._dial_copy(address), f"copy {address}")
 
     async def close(self) -> None:
-        """Stop listening, write the gathered frames, close every link; takes at most about twice CLOSE_S."""
+        """Stop listening, write the waiting frames, close every link; takes at most about twice CLOSE_S."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -346,15 +346,15 @@ class PeerLinks:
         return True
 
     def _refuse_name(self, connection: PeerConnection, identity: messages.Identity) -> None:
-        """Tell an agent that its name is taken. If the name is this node's, and this node has dialled, this one is second."""
+        """Notify an agent that its name is taken. If it has this node's name and was dialled, this node is refused."""
         if identity.node != self._name:
             self._write(connection, identity.node, messages.NameTaken())
         elif connection.dialled:
             self._owner.name_taken(identity.address or connection.address)
 
     def _notify_earlier_start(self, peer: PeerEntry, identity: messages.Identity) -> None:
-        """Tell an earlier start of an agent where the later one is, before its links close: if the earlier one is alive,
-        it has a copy of the same database."""
+        """Send the address of an agent's later start to its earlier one, before the links of that close: if the earlier
+        one is alive, both have copies of one database."""
         for link in peer.links:
             other = link.hello.identity if link.hello is not None else None
             is_earlier = other is not None and other.boot != identity.boot and other.store == identity.store
@@ -362,7 +362,7 @@ class PeerLinks:
                 self._write(link, identity.node, messages.NameTaken(identity.address))
 
     def _name_taken(self, connection: PeerConnection, message: messages.NameTaken) -> None:
-        """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled."""
+        """Handle a refusal of this node's name. If the other agent has a copy of this database, it is dialled."""
         connection.close(f"another agent is called {self._name}")
         if not message.at:
             self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
@@ -389,7 +389,7 @@ class PeerLinks:
             self.reachability.received(node, message)
         elif is_link_message(message):
             self._deliver(connection, node, message, *envelope.others)
-        elif not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
+        elif not self.malformed(connection, ProtocolError("a stream's message on a link")):
             connection.close("malformed frames")
 
     def _deliver(self, connection: PeerConnection, node: str, *received: messages.LinkMessage) -> None:
@@ -402,7 +402,7 @@ class PeerLinks:
             self.drop("too_many_messages", node)
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
-        """Count a malformed frame. False if the connection is to be closed."""
+        """Count a malformed frame. → False if the connection must close."""
         self.drop("malformed", _name_of(connection), str(error))
         return connection.hello is not None and not self._table.count_malformed(connection.hello.identity)
 
@@ -474,7 +474,7 @@ class PeerLinks:
                     return
 
     def _dial_peer(self, peer: PeerEntry) -> None:
-        """Make a link in the background; within the pause after a failure, fail at once."""
+        """Make a link in the background; within the pause after a failure, fail immediately."""
         if (newest := self._local.identity_of(peer.node)) is not None:
             peer.learn(newest)  # gossip may know a later start, or a node that was never linked
         now_s = asyncio.get_running_loop().time()
@@ -543,7 +543,7 @@ class PeerLinks:
         _mark_used(link, message)
 
     def _fail(self, dst: str, unsent: Sequence[messages.LinkMessage]) -> None:
-        """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""
+        """Return messages in a later turn of the loop, so that a sender is never called back within its own call."""
         loop = asyncio.get_running_loop()
         for message in unsent:
             self._counters[metrics.PEER_SEND_ERRORS] += 1
@@ -580,14 +580,14 @@ def _name_of(connection: PeerConnection) -> str:
 STRANGERS_MAX = 64
 """Bound on the connections without a complete handshake (rule J3)."""
 STRANGERS_OF_ONE_MAX = 48
-"""Bound on the strangers of one address, so that one address cannot keep out all others."""
+"""Bound on the strangers of one address or IPv6 network, so that it cannot keep out all others."""
 BACKLOG_MAX = 256
 SEGMENT_BYTES_MAX = 1220
-"""Size of TCP segments in both directions, but for loopback: they fit into 1280 bytes, the smallest MTU of IPv6, also
-where ICMP is dropped and no path MTU is reported."""
+"""Maximum size of TCP segments in both directions, except on loopback: they fit into 1280 bytes, the minimum MTU of
+IPv6, even where ICMP is dropped and no path MTU is reported."""
 _LOOPBACK = ("127.0.0.1", "::1")
 ACCEPT_PAUSE_S = 1.0
-"""Pause after an error of accept, for example for want of descriptors."""
+"""Pause after an error of accept, for example without free descriptors."""
 
 NOTICE_EVERY_S = 60.0
 """Interval of the log lines about refused connections, for each reason; all are counted."""
@@ -604,7 +604,7 @@ class NewcomerServer(Protocol):
 
 
 class Listener:
-    """Listens for peers: `start`, then `close`. ``newcomers``: where joining is served; None: nowhere."""
+    """Listens for peers: `start`, then `close`. ``newcomers``: the join server; None: joining is not possible here."""
 
     def __init__(
         self, tls: Credentials, links: Links, connections: ConnectionRegistry, newcomers: NewcomerServer | None
@@ -666,7 +666,7 @@ class Listener:
                 if len(self.strangers) >= STRANGERS_MAX or of_one >= STRANGERS_OF_ONE_MAX:
                     self._links.drop("too_many_handshakes", address)
                     accepted.close()
-                    await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
+                    await asyncio.sleep(0)  # an accept that does not wait never yields to other tasks
                 else:
                     connection = self._connections.make(self._links, dialled=False)
                     self.strangers[connection] = network
@@ -686,7 +686,7 @@ class Listener:
             )
         except OSError as error:  # an SSLError is one, and so is a timeout of the handshake
             self._refused(connection, address, tls_error_text(error))
-        except asyncio.CancelledError:  # this node stops, maybe before the transport has closed it
+        except asyncio.CancelledError:  # this node stops; the transport may not have closed it yet
             accepted.close()
             raise
 
@@ -696,7 +696,7 @@ class Listener:
         if asks_to_join(transport):
             if self._newcomers is None:
                 address = plain_host(str(transport.get_extra_info("peername")[0]))
-                self._refused(connection, address, "nobody is let in here")
+                self._refused(connection, address, "joining is not possible here")
                 transport.abort()
                 return
             protocol = self._newcomers.newcomer(self.handshake_done)
@@ -705,7 +705,7 @@ class Listener:
         protocol.connection_made(transport)
 
     def _refused(self, connection: asyncio.BaseProtocol, address: str, why: str) -> None:
-        """Count a connection that was refused, and log it now and then; the other end gets no reason."""
+        """Count a connection that was refused, and log it at a limited rate; the other end gets no reason."""
         self.strangers.pop(connection, None)
         self._links.drop("handshake_failed", address, why)
         now_s = asyncio.get_running_loop().time()
@@ -720,7 +720,7 @@ class Listener:
 
 
 class _Undecided(asyncio.Protocol):
-    """Protocol object until the TLS handshake has shown what the other end wants."""
+    """Protocol object during the TLS handshake, which shows whether the other end is a peer or wants to join."""
 
     def __init__(self, listener: Listener, connection: asyncio.BaseProtocol) -> None:
         self._listener = listener
@@ -750,7 +750,7 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def _published(host: str, without: NetworkAbsence) -> str:
-    """The address that peers are told. Raises OSError if there is none."""
+    """The address published to peers. Raises OSError if there is none."""
     try:
         return reachable(host)
     except OSError:
@@ -765,7 +765,7 @@ def _listening(host: str, port: int, without: NetworkAbsence = NOT_WITHOUT) -> s
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listening.family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" includes IPv4
         if without.may_lack_address:
             listening.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
         if host not in _LOOPBACK:

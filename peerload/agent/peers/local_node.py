@@ -1,5 +1,5 @@
-"""Local node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and duplicates of its
-name.
+"""Local node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and other agents with
+its name.
 
 If an agent is refused because another has its name, it ends if it started less than NEWCOMER_S ago and never had a task, so
 that nothing is lost. Otherwise it stays, isolated from the peers that refuse it, and reports this: no message of a peer can end a
@@ -71,7 +71,7 @@ class LocalNode:
         return self._keyring.add(Sealer(self.cluster.key, self.cluster.id, node, boot, purpose=purpose))
 
     def hello(self, *, stream: bool = False, back: int = 0) -> Hello:
-        """The first message on a connection. stream: it is for a stream, which the peer requested as number ``back``."""
+        """The first message on a connection. stream: the connection is a stream, requested as number ``back``."""
         return msgspec.structs.replace(
             self._node.membership.hello(self._report()),
             wall_at=now().wall_s,

@@ -1,8 +1,8 @@
 """The agent's side of membership: listening, the UDP socket of gossip, and the members of the last start.
 
 The core decides which members are alive. This file has the ports (links and gossip share one number), the watch for stalls of the
-agent itself, and the address file. By this file, a killed agent finds its peers again after any time, and they find it at its
-last port, even if no port was configured. The file is a hint: if it is lost or wrong, this costs time, but never a task.
+agent itself, and the address file. With this file, a killed agent finds its peers again after any time, and they find
+it at its last port, even if no port was configured. The file is a hint: its loss costs time, but never a task.
 
 A datagram that cannot be opened or decoded is dropped and counted. One that cannot be sent is counted, and is lost for the
 protocol.
@@ -79,7 +79,7 @@ class PeerFacts(msgspec.Struct):
     """Facts about one peer; all but the source of its last datagram are only for `peerload doctor`.
 
     met_s: time of its first link or message (monotonic); datagram_s: time of its last datagram, None: never; address, boot: source
-    and start of the peer for that datagram; clock_base_s: the date in its last Hello, less the boot clock's time here, None: unknown.
+    and start of the peer for that datagram; clock_base_s: the date in its last Hello, minus this node's boot clock, None: unknown.
     """
 
     met_s: float = msgspec.field(default_factory=time.monotonic)
@@ -89,7 +89,7 @@ class PeerFacts(msgspec.Struct):
     clock_base_s: float | None = None
 
     def clock_ahead_s(self) -> float | None:
-        """Lead of its clock, if it has run evenly since its last Hello; a change of the clock here counts."""
+        """Lead of the peer's clock, if it has run evenly since its last Hello; a step of this node's clock counts."""
         at = now()
         return self.clock_base_s + at.boot_s - at.wall_s if self.clock_base_s is not None else None
 
@@ -283,9 +283,9 @@ SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 class GossipSocket(Generic[Sent, Received]):
     """The gossip socket of one agent: `start`, `send`, `close`.
 
-    encode, decode: messages to bytes and back (decode raises ProtocolError, whatever the bytes are). deliver: called with
+    encode, decode: messages to bytes and back (decode raises only ProtocolError). deliver: called with
     (node, its boot id, source `HOST:PORT`, messages) of each datagram. loopback_only: nothing is sent to another machine.
-    lookups: threads for the lookup of host names, None: those of all work.
+    lookups: threads for the lookup of host names, None: the default threads.
     """
 
     def __init__(
@@ -468,8 +468,8 @@ class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
     the loop was busy.
 
-    It watches for ``span_s`` after each datagram, so that a node without peers never wakes up for it, nor does one with
-    more frequent datagrams. The reported length of a stall may be too short by up to ``span_s``."""
+    It watches for ``span_s`` after each datagram, so that it causes no wake-up on a node without peers or
+    with more frequent datagrams. The reported length of a stall may be too short by up to ``span_s``."""
 
     def __init__(self, lag_s: float, span_s: float, inbox: EventSink) -> None:
         self._lag_s = lag_s
@@ -479,14 +479,14 @@ class LagWatch:
         self._handle: asyncio.TimerHandle | None = None
 
     def check(self) -> None:
-        """Report a stall now, if there was one: before the accumulated input is handled."""
+        """Report a stall if there was one. Call it before the accumulated input is handled."""
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
             self._inbox.put(events.LoopLagged(late_s))
 
     def watch(self) -> None:
-        """Watch for ``span_s`` from now, or from a moment ago: most datagrams are answered, and so come in pairs."""
+        """Watch for ``span_s`` from now. Keep a watch of the same moment: most datagrams come in pairs."""
         due_s = _boot_s() + self._span_s
         if self._handle is not None and 0 <= due_s - self._due_s < SAME_MOMENT_S:
             return
@@ -533,7 +533,7 @@ class AddressFile:
     """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: addresses by name;
     ``wake_s``: time that woken members took to wake; ``asleep``: profiles of sleeping members, which no other node may know;
     ``gone``: members that left or were forgotten, and the time (Unix s). cluster: the id of their cluster. The members of the
-    previous cluster are kept in a second file until this node is in that one again."""
+    previous cluster are kept in a second file until this node is in that cluster again."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
         self._path = path
@@ -546,7 +546,7 @@ class AddressFile:
             content = _read_addresses(before)
             if content.cluster != cluster:
                 content = _Content()
-            with contextlib.suppress(OSError):  # the disk is full: `_write` tells
+            with contextlib.suppress(OSError):  # the disk is full: `_write` logs it
                 path.replace(before)
         self.peers = {identity.node: identity for identity in content.peers}
         self.wake_s = content.wake_s

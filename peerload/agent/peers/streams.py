@@ -1,14 +1,14 @@
 """Streams: one connection for the output of one task, its standard input, files, or one forwarded client, so that bulk data never
-delays a lease; and reachability, since of some nodes only one can dial the other (address translation, firewalls).
+delays a lease; and reachability: often only one of two nodes can dial the other (address translation, firewalls).
 
 The reading end reads only as fast as its consumer, and the serving end writes only as fast as the other reads. In between are
 only the buffers of the operating system and a few pieces.
 
-A link serves both directions, regardless of which end made it. It is kept if the other end could not make it again, and immediately
-made again if only this end can. A stream that cannot be dialled is requested over the link: the other end dials back and gives
-the number of the request in its Hello. After a peer has dialled this node, this node checks once whether it can dial the
-peer, and reports a failure to the peer: no node can see by itself whether it is reachable. Two nodes that cannot dial each
-other in either direction have no link; they know of each other only by gossip.
+A link serves both directions, regardless of which end made it. It is kept if the other end could not make a new one, and
+immediately restored if only this end can. A stream that cannot be dialled is requested over the link: the other end
+dials back, with the number of the request in its Hello. After a peer has dialled this node, this node checks
+once whether it can dial the peer, and reports a failure to the peer: no node can see by itself whether it is reachable.
+Two nodes that cannot dial each other in either direction have no link; they know of each other only by gossip.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Streams:
         """Connections made by other nodes, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
         self._requests: dict[PeerConnection, asyncio.Queue[AsyncIterator[messages.Message]]] = {}
-        """For each connection with a task: the answers that it has not begun to write."""
+        """For each connection with a task: the answers that the task has not begun to write."""
 
     def serve(
         self,
@@ -139,7 +139,7 @@ class Streams:
         return True
 
     def received(self, connection: PeerConnection, node: str, message: messages.Message) -> None:
-        """Handle a message over a stream: a request for output, successive requests for blocks, of which one may wait, or any
+        """Handle a message over a stream: a request for output, successive requests for blocks (one may wait), or any
         number of messages for one `StreamServer`."""
         if not self._admit(connection, message):
             return
@@ -190,8 +190,8 @@ class Streams:
         kept: dict[str, RequestStream] | None = None,
         following: messages.Message | None = None,
     ) -> AsyncIterator[Any]:
-        """Fetch the pieces that answer a request to another node as they arrive, the last one of LAST. ``what``: subject for
-        messages; kept: open streams by node, from which the stream is taken, and to which it returns after a complete answer;
+        """Fetch the pieces that answer a request to another node as they arrive; the last is one of LAST. ``what``: subject
+        for messages; kept: open streams by node, from which the stream is taken, and to which it returns after a complete answer;
         following: the next request over it. Raises LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
@@ -346,7 +346,7 @@ async def write_answers(connection: PeerConnection, requests: asyncio.Queue[Asyn
 
 
 async def _write_answer(connection: PeerConnection, pieces: AsyncIterator[messages.Message]) -> bool:
-    """Write each piece as fast as the other end reads → True if the last one was among them."""
+    """Write each piece as fast as the other end reads → True if the answer is complete."""
     try:
         async for piece in pieces:
             connection.send(piece)
@@ -362,15 +362,15 @@ async def _write_answer(connection: PeerConnection, pieces: AsyncIterator[messag
 
 
 CHECK_S = 2.0
-"""Delay of the check that a peer that has dialled this node can be dialled; jitter makes it up to twice as long."""
+"""Delay before this node checks whether it can dial a peer that has dialled it; jitter at most doubles it."""
 CHECK_AGAIN_S = 300.0
 """Interval of further checks of a linked peer that cannot be dialled."""
 CHECK_EVERY_S = 5.0
 """Interval at which a node that some peers cannot dial checks for members without a link."""
 DIALS_PER_CHECK_MAX = 16
-"""Number of these members that it dials at a time."""
+"""Maximum number of these members dialled in one check."""
 TRY_AGAIN_S = 60.0
-"""Interval of dials of a member that it cannot reach either."""
+"""Interval of dials of a member that this node cannot reach either."""
 DIAL_BACK_S = 6.0
 """Timeout of a requested dial back."""
 REQUESTED_MAX = 256
@@ -381,7 +381,7 @@ DIAL_BACK_AGAIN_S = 1.0
 """Pause after a failed dial back, so that no peer can use this node to dial third parties."""
 STAGGER_S = 0.3
 STAGGER_REACHED_S = 2.0
-"""Head start of one direction before the other is tried, too; the second where the first direction has worked before."""
+"""Head start of one direction before the other is tried, too; STAGGER_REACHED_S if the direction has worked before."""
 
 
 class _RequestedStream(NamedTuple):
@@ -437,7 +437,7 @@ class Reachability:
         return bool(peer.reached) and peer.reached == peer.address
 
     def route(self, node: str) -> tuple[str, str]:
-        """Directions that can be dialled: `both`, as far as known, `ours`, `theirs` or `none`; and the error of the
+        """Directions that can be dialled: `both` (as far as known), `ours`, `theirs` or `none`; and the error of the
         other direction."""
         peer = self._table.entries.get(node)
         if peer is None:
@@ -484,7 +484,7 @@ class Reachability:
         self._make_links()
 
     def _make_links(self) -> None:
-        """Make a link to each member that has never dialled this node, if some peer cannot dial it."""
+        """Make a link to each member that has never dialled this node, if some peer cannot dial this node."""
         if self._is_stopped or not any(peer.cannot_reach_us for peer in self._table.entries.values()):
             return
         now_s, left = asyncio.get_running_loop().time(), DIALS_PER_CHECK_MAX
@@ -546,7 +546,7 @@ class Reachability:
             async with asyncio.timeout(DIAL_BACK_S):
                 return await opened
         except TimeoutError:
-            why = f"it was asked over its link to dial back, and has not within {DIAL_BACK_S:g} s"
+            why = f"it did not dial back within {DIAL_BACK_S:g} s, as requested over its link"
             raise LinkUnavailable(peer.node, what, why=why) from None
         except asyncio.CancelledError:
             if opened.done() and not opened.cancelled() and opened.exception() is None:
@@ -591,8 +591,8 @@ class Reachability:
                 requested.opened.set_exception(LinkUnavailable(node, f"no link to {node}", why=why))
 
     async def _dial_back(self, peer: PeerEntry, number: int) -> None:
-        """Open the stream that a peer requests: at the address of this node's link to it, else at its own account. A
-        loopback address of a peer on another machine is not dialled."""
+        """Open the stream that a peer requests: at the address of this node's link to it, else at its published
+        address. A loopback address of a peer on another machine is not dialled."""
         dialled = [link.address for link in peer.links if link.dialled and not link.is_closed]
         address, loop = dialled[-1] if dialled else peer.address, asyncio.get_running_loop()
         try:
@@ -622,8 +622,8 @@ async def first_of(
     second: Callable[[], Coroutine[object, object, PeerConnection]],
     after_s: float,
 ) -> PeerConnection:
-    """The first of two connections. The second is begun when the first has failed, or after ``after_s``. Raises the error of
-    the last one."""
+    """The connection that succeeds first. The second one is begun when the first has failed, or after ``after_s``. Raises
+    the error of the second one if both fail."""
     tasks = [asyncio.ensure_future(first())]
     chosen: PeerConnection | None = None
     try:
@@ -644,6 +644,6 @@ async def first_of(
 
 
 def _close_late(task: asyncio.Future[PeerConnection], chosen: PeerConnection | None) -> None:
-    """Close the connection that came second."""
+    """Close the connection that was not chosen."""
     if not task.cancelled() and task.exception() is None and task.result() is not chosen:
         task.result().abort("another way was quicker")
