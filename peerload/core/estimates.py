@@ -2,8 +2,7 @@
 
 A command is known at three levels: the exact command line in its directory; the program (or the script of an
 interpreter) with the names of its flags, in that directory; the program or script, anywhere. The expected duration is
-the mean of the last runs at the most specific level that has RUNS_KNOWN_MIN of them, else at the most specific that
-has any.
+the mean of the last runs at the most specific level with RUNS_KNOWN_MIN of them, else at the most specific with any.
 
 Durations are kept in seconds of the reference machine (``Profile.speed`` 1.0): a run on a node of speed 2 counts twice
 its duration. A task that waits for something other than the processor is therefore overestimated after runs on a fast
@@ -193,8 +192,7 @@ class DurationEstimates:
         return runs.mean_s if runs is not None else 0.0
 
     def expected_of(self, work: Work) -> float:
-        """Expected duration of work on the reference machine, 0 = not known: its user's estimate, else by its
-        command."""
+        """Expected duration of work on the reference machine, 0 = not known: as its user says, else by command."""
         return work.spec.est_s or self.expected_s(self.keys_of(work))
 
     @property
@@ -240,9 +238,8 @@ def _key(level: bytes, words: Sequence[bytes]) -> bytes:
 class BacklogEstimate:
     """Expected duration of all waiting work together, on the reference machine.
 
-    It is kept by command line and by the users' estimates, so that the cost of a change does not depend on the number
-    of tasks. A command's estimate is refreshed when one of its tasks joins or has ended; an unknown one counts as the
-    mean.
+    It is kept by command line and by the users' estimates, so that a change costs the same for any number of tasks. A
+    command's estimate is refreshed when one of its tasks joins or has ended; an unknown one counts as the mean.
     """
 
     def __init__(self, history: DurationEstimates) -> None:
@@ -362,8 +359,7 @@ class GpuHistory:
         return len(self._commands)
 
     def learn(self, keys: Sequence[bytes], exit_: Exit, run_s: float) -> None:
-        """Learn from a run that has ended, if it was complete (or reached its time limit) and its memory use was
-        seen."""
+        """Learn from an ended run, if it was complete (or reached its time limit) and its memory use was seen."""
         usage = exit_.usage
         is_whole = exit_.exit_code in (0, TIME_LIMIT_EXIT_CODE)
         if not usage.gpu_memory_bytes_max or not usage.gpu_model or not is_whole:

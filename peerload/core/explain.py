@@ -1,5 +1,4 @@
-"""Explanations for people: why a task waits, why it went to its node, and the smallest change with which it would
-start.
+"""Explanations for people: why a task waits, why it went to its node, the smallest change with which it would start.
 
 Every known node gets a verdict: whether it could ever run the task, whether it has room now, and why. For this node
 it is the present decision of admission: the ledger, `placement.py` and the reservations are queried, not copied. For
@@ -78,8 +77,7 @@ class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitReasons:
-    """Reasons why one task of this home waits, here or in the queue of another node; ``now_s`` is the current boot
-    time."""
+    """Reasons why one task of this home waits, here or at another node; ``now_s`` is the current boot time."""
 
     def __init__(self, node: Node, task: HomeTask, now_s: float) -> None:
         self._node = node
@@ -92,8 +90,7 @@ class WaitReasons:
         self._names = {work.key: work.task for work in node.runs.works()}
 
     def verdicts(self, spec: TaskSpec | None = None) -> Iterator[EligibilityVerdict]:
-        """Verdict of every known node, this node first, the others by name. ``spec``: replaces the task's own
-        spec."""
+        """Verdict of every known node, this node first, the others by name. ``spec``: replaces the task's own spec."""
         spec = spec or self._task.spec
         yield self._here(spec.request, spec.placement, ignores_turn=False)
         for peer in self._peers:
@@ -363,8 +360,7 @@ def devices_reason(
     kept: Backfill | None,
     names: Mapping[str, str],
 ) -> str:
-    """The reason why its devices are not free; "" if they are. ``kept``: devices reserved for others at the last
-    check."""
+    """The reason why its devices are not free; "" if they are. ``kept``: reservations at the last check."""
 
     def allows(state: DeviceState, asked: DeviceRequest) -> bool:
         return kept is None or kept.allows(state, asked, task)

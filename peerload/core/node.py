@@ -162,8 +162,7 @@ class Node:
             table.update(kept)
 
     def knows(self, key: str) -> bool:
-        """True for the current attempt of an unfinished task of this home, and for an attempt of another home that is
-        here."""
+        """True for the current attempt of an unfinished task of this home, and for a remote attempt here."""
         try:
             task = self.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
         except ValueError:  # a foreign file in the spool

@@ -137,8 +137,7 @@ class CoreState:
 
     def advance_incarnation(self, incarnation: int, *, is_copy: bool) -> None:
         """Move to an incarnation after this one. is_copy: it was a run of this same database, which does not contain
-        it. The promises made since are missing here, so this node makes promises under another id of the database from
-        now on."""
+        it. Its promises are missing here, so this node makes promises under another id of the database from now on."""
         self.identity = msgspec.structs.replace(self.identity, incarnation=incarnation + 1)
         if is_copy and self.store == self.identity.store:
             self.store = f"{self.rng.getrandbits(64):016x}"

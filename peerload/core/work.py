@@ -306,8 +306,7 @@ class UntouchedMembers(Work):
     object for all. Before a member is started, offered, changed or shown, it is made a task of its own (`Home.touch`).
 
     task: the name of the array; ``order``: of the first member; members: their numbers; no other member of this array
-    lies between the first and the last of them; record: the common part of their records; uid_key: the key of their
-    uids.
+    lies between the first and the last of them; record: their common record; uid_key: the key of their uids.
     """
 
     __slots__ = ("home", "members", "record", "terms", "uid_key")

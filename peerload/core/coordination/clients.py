@@ -1,5 +1,4 @@
-"""Clients of this node: their requests about tasks of this home and about this node, and tasks that end with their
-client.
+"""Clients of this node: requests about tasks of this home and about this node, and tasks that end with their client.
 
 Every request is answered with the result for each name; what is durable before the answer follows from the order of
 the actions. A request about many tasks is carried out in `BatchedRequests`, and answered at its end.
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 
 NAMES_IN_A_PART = 10_000
-"""Names in one part of the answer to a request about many tasks, so that no client waits until a million are
-encoded."""
+"""Names in one part of the answer to a request about many tasks: no client waits until a million are encoded."""
 TasksRequested = events.CancelRequested | events.HoldRequested | events.ReleaseRequested | events.PriorityRequested
 """Requests of a user about many tasks of this home."""
 CANCELLED = "cancelled"

@@ -164,8 +164,7 @@ class NodeDrain:
         self._information.announce()
 
     def settle(self) -> None:
-        """Answer the requests that wait until the node is empty, if it is; called after every event during the
-        evacuation."""
+        """Answer requests that wait until the node is empty, if it is; called after every event of an evacuation."""
         if self._awaiting and not self._ledger.running and not self._executor.remote_tasks:
             self._state.actions.extend(Answer(request) for request in self._awaiting)
             self._awaiting.clear()

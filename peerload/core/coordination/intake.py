@@ -277,8 +277,7 @@ class SubmissionLog:
         return spec if kept is spec.environment else msgspec.structs.replace(spec, environment=kept)
 
     def shrink(self) -> None:
-        """Rebuild the tokens so that they are adjacent in memory: they were allocated between tasks that have since
-        ended."""
+        """Rebuild the tokens so that they are adjacent in memory: they were allocated between tasks that have ended."""
         packed = msgspec.msgpack.encode(list(self._tokens.items()))
         self._tokens.clear()
         self._tokens.update(_tokens.decode(packed))
@@ -556,8 +555,7 @@ class TaskDispatch:
 
 @dataclass(eq=False, repr=False)
 class Intake:
-    """Intake of submissions and of tasks from the store. One per node; ``client_binding`` is notified of each new
-    task."""
+    """Intake of submissions and of stored tasks. One per node; ``client_binding`` is notified of each new task."""
 
     _state: CoreState
     _home: Home
@@ -580,8 +578,8 @@ class Intake:
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[int | None]:
-        """Answer a submission that was accepted before. The tasks are now bound to this client; the first one may have
-        disconnected."""
+        """Answer a submission that was accepted before. The tasks are bound to this client, as the first may be
+        gone."""
         if event.client:
             self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):
@@ -600,9 +598,8 @@ class Intake:
         return not is_apart and not is_kept_back
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[int | None]:
-        """Create the members of an array, and persist them in parts. All count, and their names are announced, once the
-        last part is stored. Then each member arrives, unless it has changed already, and from then on ends with its
-        client."""
+        """Create the members of an array, and persist them in parts. All count, and are announced, once the last part
+        is stored. Then each arrives, unless it has changed already, and from then on ends with its client."""
         try:
             reply = self._submissions.repeated(event)
             if reply is not None:

@@ -1,5 +1,4 @@
-"""Running attempts of this node, for this and for other homes: started when they fit, followed until their process is
-gone.
+"""Running attempts of this node, for this and other homes: started when they fit, followed until their process is gone.
 
 An attempt in `RunningTasks` holds resources. It leaves when the launcher reports how it ended, or when it is known to
 have died: the launcher (or a new one) returned and neither runs it nor has its exit record.
@@ -94,8 +93,7 @@ class RunningTasks:
         """Cached slots of the peers that share such tasks: (valid until (s), need, number)."""
         self._launcher_away = False
         self.has_freed = False
-        """True if an attempt has ended in this event, so that other tasks may start here, or be requested from other
-        nodes."""
+        """True if an attempt has ended in this event, so that other tasks may start here or be requested."""
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
 
@@ -329,8 +327,7 @@ class RunningTasks:
         self._state.actions.append(ForgetTask(key, output=not why and not is_over))
 
     def _is_over(self, task: HomeTask, exit_: Exit | None = None) -> bool:
-        """True if a task was cancelled; its process is gone now, so it is forgotten. exit_: the end of that, if
-        known."""
+        """True if a task was cancelled: its process is gone, and it is forgotten. exit_: its end, if known."""
         if task.phase is not HomePhase.OVER:
             return False
         if exit_ is not None:

@@ -1,5 +1,4 @@
-"""The executor's side of the handoff: offers, remote attempts, their leases, results and fences. docs/wire.md has the
-rules.
+"""The executor's side of the handoff: offers, remote attempts, leases, results and fences. docs/wire.md has the rules.
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *fence*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
@@ -376,8 +375,7 @@ class ExecutorHandoff:
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def renew_leases(self) -> None:
-        """Request renewals from the homes of all attempts here. A waiting attempt whose lease has expired is given
-        back."""
+        """Request renewals for all attempts here. A waiting attempt whose lease has expired is given back."""
         for remote in self.leases.expired():
             self.give_back(remote, "its lease ran out while it waited")
         self.leases.renew()
@@ -418,8 +416,7 @@ class ExecutorHandoff:
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
     def revoke_received(self, src: str, revoke: messages.Revoke) -> None:
-        """End this attempt. If it has not started it is refused for good; otherwise it gets the signal, then
-        SIGKILL."""
+        """End this attempt. One not started is refused for good; a running one gets the signal, then SIGKILL."""
         remote = self._guest_of(src, revoke.uid)
         if remote is None or remote.attempt != revoke.attempt:
             return
@@ -459,8 +456,8 @@ class ExecutorHandoff:
         return ended
 
     def cancel(self, event: RemoteCancelRequested) -> None:
-        """Cancel remote tasks for a user of this machine: waiting ones are given back, running ones are ended, which is
-        their result."""
+        """Cancel remote tasks for a user of this machine: waiting ones are given back, the end of running ones is their
+        result."""
         cancelled: list[str] = []
         ended: list[str] = []
         wanted = frozenset(event.tasks)
@@ -543,8 +540,7 @@ class ExecutorHandoff:
         return remote
 
     def adopted_running(self, remote: RemoteTask, started_at: float, ts: float) -> None:
-        """Continue with an attempt that runs on after a restart, and notify its home. ts: the newest that the launcher
-        has."""
+        """Continue with an attempt that runs on after a restart, and notify its home. ts: the launcher's newest."""
         remote.ts = max(remote.ts, ts)
         self.started(remote, started_at, "it runs on; the agent has restarted")
         self.leases.began(remote)
@@ -655,8 +651,7 @@ class ExecutorLeases:
         self._state.send(remote.home, messages.Renew((self._renewal(remote, devices),)))
 
     def tell_later(self, remote: RemoteTask) -> None:
-        """Notify its home within STARTS_TOLD_S that an attempt has started, together with others, unless it ends
-        before."""
+        """Notify its home within STARTS_TOLD_S that an attempt has started, with others, unless it ends before."""
         if not self._untold:
             self._state.set_timer_in(STARTS_TOLD_S, timers.StartsTold())
         self._untold.append(remote)
@@ -801,8 +796,7 @@ class AttemptFence(NamedTuple):
 
 
 class AttemptFences:
-    """The fences by uid, the longest unused first; its timer is ``floors``. here: the attempts on this node now, by
-    uid."""
+    """The fences by uid, the longest unused first; its timer is ``floors``. here: this node's attempts, by uid."""
 
     def __init__(self, state: CoreState, here: Mapping[bytes, RemoteTask]) -> None:
         self._state = state

@@ -101,8 +101,7 @@ class HomeHandoff:
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout(task.uid.hex()))
 
     def accept_received(self, src: str, message: messages.Accept) -> None:
-        """Grant the attempt durably, then send COMMIT: resources are reserved there. A repeated ACCEPT has no COMMIT
-        yet."""
+        """Grant the attempt durably, then send COMMIT to the reservation. A repeated ACCEPT has no COMMIT yet."""
         task, offering = self._answered(src, message)
         if task is None or offering is None:
             if task is not None and self._waits_for_commit(task, src, message):
@@ -194,8 +193,8 @@ class HomeHandoff:
         self._declined(task, offering, message.reason)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        """Queue a task again whose attempt here ended this way, if it may be retried: → "". Else the reason why this is
-        its result."""
+        """Queue a task again whose attempt here ended this way, if allowed: → "". Else the reason why this is its
+        result."""
         if exit_.not_built and task.spec.guarantee is not Guarantee.ONCE:
             task.cannot_here = task.not_built = exit_.reason
             if self._may_be_built(task):
@@ -292,7 +291,7 @@ class HomeHandoff:
         return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
 
     def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """True if src may have run this attempt. Records of earlier versions contain only the current grant and the
+        """True if src may have run this attempt. Records of earlier versions have only the current grant and the
         last."""
         record = task.record
         is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
@@ -463,8 +462,7 @@ class HomeLeases:
         return min(max(self.first_s(task.spec), wanted_s), longest_s)
 
     def extend(self, task: HomeTask, lease_s: float) -> None:
-        """Move the deadline, before the executor's may move (R2); never back, because an earlier grant may have been
-        longer."""
+        """Move the deadline, before the executor's moves (R2); never back, as an earlier grant may have been longer."""
         if task.record.parked_ts:
             return
         grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
@@ -526,8 +524,7 @@ class HomeLeases:
         self.ask(task)
 
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
-        """Set the timer for a query after two missed renewals (a lease is renewed every quarter): a RETURN or DIED may
-        be lost."""
+        """Set the timer for a query after two missed renewals (one each quarter): a RETURN or DIED may be lost."""
         granted(task).repeat_s = self._state.config.repeat_s
         self._state.set_timer_in(lease_s / 2, timers.QueryDue(task.uid.hex()))
 
@@ -746,8 +743,7 @@ class FileHolders:
         return tuple([other for other in self.nodes(task) if other != node][: messages.SOURCES_MAX])
 
     def saved_at(self, node: str, task: HomeTask) -> float:
-        """The seconds that this node saves by having the files of this task; 0 if it has none, or the saving is too
-        small."""
+        """The seconds that this node saves by having the files of this task; 0 if that is none or too little."""
         files = task.spec.files
         return self.saved_s(task) if files is not None and node in self._nodes.get(files.manifest, ()) else 0.0
 

@@ -5,8 +5,7 @@ a run, the node's later statement about itself; then the graver status. So a nod
 refute it. Clocks are never compared between nodes, and the order in which updates arrive makes no difference.
 
 The parts: `Detector` (probing), `AntiEntropy` (joining, full exchanges, finding lost members), and their shared state
-(`gossip_state.py`). Datagrams enter through `handle`, exchanges over the peer link through `synced`, timers through
-`timer`.
+(`gossip_state.py`). Datagrams enter through `handle`, full exchanges through `synced`, timers through `timer`.
 """
 
 from __future__ import annotations
@@ -392,8 +391,7 @@ class AntiEntropy:
     # -- lost members --------------------------------------------------------------------------------------------------
 
     def _lost(self) -> list[Identity | str]:
-        """Dead members, members of earlier starts not met since, and seeds at whose address no known member is
-        alive."""
+        """Dead members, members of earlier starts not met since, and seeds without a live member at their address."""
         members = self._shared.members.values()
         addresses = {member.rumour.address for member in members if member.is_there}
         dead = [identity_of(member.rumour) for member in members if member.rumour.standing is MemberStatus.DEAD]
@@ -553,8 +551,7 @@ class Gossip:
         return True
 
     def _admits(self, rumour: MembershipUpdate) -> bool:
-        """True if one more member may be kept. Tombstones are kept only while there is space; the oldest is dropped for
-        a new member."""
+        """True if one more member may be kept. The oldest tombstone is dropped for a new member if space is short."""
         shared = self.shared
         is_gone = rumour.standing is MemberStatus.FORGOTTEN
         if not is_gone and not self._listener.has_room_for_member():

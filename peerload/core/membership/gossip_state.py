@@ -25,8 +25,7 @@ GRAVE, PRESENCE, LOADS = range(3)
 
 
 class _News:
-    """An update in the broadcast queue. urgency: GRAVE, PRESENCE or LOADS; sent: number of datagrams that carried
-    it."""
+    """An update in the broadcast queue. urgency: GRAVE, PRESENCE or LOADS; sent: number of its datagrams."""
 
     __slots__ = ("bytes", "message", "number", "sent", "urgency")
 
@@ -298,8 +297,7 @@ class GossipState:
 
     def draw(self, count: int, without: str = "") -> list[str]:
         """A random sample of members, smaller if there are too few. Members whose datagrams do not arrive here are
-        drawn only if there are no others: between some nodes none pass (IPv4 and IPv6), and updates sent there would be
-        lost."""
+        drawn only if there are no others: between some nodes none pass (IPv4 and IPv6), and updates would be lost."""
         names = [name for name in self.heard_from if name != without]
         names = names or [name for name in self.there if name != without]
         return self.rng.sample(names, min(count, len(names)))

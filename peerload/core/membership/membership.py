@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_MAX = 1000
-"""Bound on how far reports about a node by others may be ahead of the node's own report; beyond it, its own replaces
-them."""
+"""Bound on how far reports about a node by others may be ahead of its own report; beyond it, its own replaces them."""
 
 
 class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
@@ -172,8 +171,7 @@ def _besides(nodes: Iterable[str], *names: Container[str]) -> Iterator[str]:
 
 class ReportTable:
     """The newest report of each peer, in the order of arrival, and the names of peers that accept tasks and that give
-    tasks. oldest_s: lower bound on their arrival times; changed: the names of the last changed reports; changes: count
-    of all."""
+    tasks. oldest_s: lower bound on their arrival; changed: names of the last changed reports; changes: count of all."""
 
     __slots__ = ("accepting", "by_name", "changed", "changes", "giving", "oldest_s")
 
@@ -385,8 +383,7 @@ class CircuitBreaker:
             self._skip(node, f"{count} tasks in a row failed there within {limit_s:g} s each")
 
     def _is_on_this_alone(self, command: bytes, node: str) -> bool:
-        """Remember where a command failed fast. False if it also did on another node, which means that the node is not
-        the cause."""
+        """Remember where a command failed fast. False if it also did on another node: the node is not the cause."""
         first = self._failed_on[command] = self._failed_on.get(command, node)
         if first == node:
             return True
@@ -616,8 +613,7 @@ class Membership:
             self.gossip.spread_load(report)
 
     def leave(self) -> None:
-        """Announce that this node leaves on purpose. A sleeping node has announced that, and will be woken when
-        needed."""
+        """Announce that this node leaves on purpose. A sleeping node has announced that already."""
         if self.gossip.own.standing is MemberStatus.ASLEEP:
             return
         alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
@@ -632,8 +628,7 @@ class Membership:
     # -- received ------------------------------------------------------------------------------------------------------
 
     def meet_all(self, directory: Directory) -> None:
-        """Add all these members together; the list may include this node. Call it only before any other member is
-        added."""
+        """Add all these members, which may include this node. Call it only before any other member is added."""
         self._directory = directory
         self._announced = directory.announced
         self._met_s = self._state.now.boot_s
@@ -794,8 +789,7 @@ class Membership:
         return peer
 
     def _is_history(self, peer: PeerInfo, state: PeerState, src: str) -> bool:
-        """Date a peer that was lost before it was known here. True if that is no event: from this node's store, or too
-        old."""
+        """Date a peer that was lost before it was known here. True if that is no event: known at start, or too old."""
         if state not in (PeerState.DEAD, PeerState.LEFT):
             return False
         peer.heard_s = peer.since_s = self.gossip.shared.members[peer.identity.node].since_s
@@ -899,8 +893,7 @@ class Membership:
         return why
 
     def unmet(self, placement: Placement, home: str) -> list[str]:
-        """The members of earlier starts, not met since, that this placement allows, by name; their resources are
-        unknown."""
+        """The members of earlier starts, not met since, that this placement allows, by name; of unknown resources."""
         known = self.gossip.anti_entropy.known
         if not known or placement.local:
             return []

@@ -107,11 +107,10 @@ class _Wanted(msgspec.Struct, eq=False):
 class Profiles:
     """Fetching of profiles: gossip carries the version of a member's profile, the profile itself is fetched over the
     peer link. The first request goes to the member that passed the update on, for all its updates together. Later ones
-    go to the member itself, or to another while it is asleep or unreachable. They repeat without end, with increasing
-    delay.
+    go to the member itself, or to another while it is asleep or unreachable. They repeat without end, less and less
+    often.
 
-    At most one entry for each member. eligible: the cached nodes that could run a task, cleared when a new profile
-    arrives."""
+    One entry for each member at most. eligible: cached nodes that could run a task, cleared by each new profile."""
 
     def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], eligible: dict[Need, Any]) -> None:
         self._shared = shared

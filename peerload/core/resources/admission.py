@@ -131,8 +131,7 @@ def _most_bytes(gpu: Device) -> int:
 
 
 def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
-    """The memory of each GPU that a node could ever give this task: 0 if it cannot run there, None if the size is
-    unknown."""
+    """The memory of each GPU that a node could ever give this task: 0 if it cannot run there, None = unknown."""
     anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
     if why_never(profile, anything, placement, home):
         return 0
@@ -307,13 +306,11 @@ FALLS_AT = 0.25
 
 
 def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:
-    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: the
-    last value.
+    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: so far.
 
     The sensors report foreign load averaged over 15 s. Here it is rounded to slots with hysteresis, so that a load near
     half a slot does not change every report. Foreign slots count in n: in the load index, in the acceptance test and in
-    every report. They never keep a task of this node from starting here, which would block a busy workstation's own
-    tasks.
+    every report. They never keep a task of this node from starting here, which would block a busy workstation.
     """
     if cpus <= 0 or slots <= 0:
         return 0
@@ -330,8 +327,7 @@ TRIED_MAX = 64
 
 
 class Ledger:
-    """The tasks of this node and their resources: running, waiting, and inbound (accepted or promised, but not here
-    yet).
+    """The tasks of this node and their resources: running, waiting, and inbound (accepted or promised, but not here).
 
     n counts all three, plus the slots that foreign programs occupy, in units of slots. A task that asks for several
     cores counts for as many slots as these are worth; unless the number of slots was set by hand, half a core counts
@@ -452,8 +448,7 @@ class Ledger:
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if memory or the power cap prevents the tasks here from running all at once, regardless of free
-        slots."""
+        """True if memory or the power cap prevents all tasks here from running at once, regardless of slots."""
         most_bytes = self.profile.mem_bytes
         return 0 < most_bytes < self.mem_requested_bytes or self.exceeds_cap(self.cpus_requested)
 
@@ -677,8 +672,7 @@ class DeviceQueue:
     """Start order of the tasks that wait for devices, and their reservations. One per queue.
 
     Tasks are tried in order. A task that fits starts; for one that does not, devices are reserved (`Backfill`), and
-    later tasks start only if they do not delay it. A task whose devices but not cores are free gets the next cores that
-    become free.
+    later tasks start only if they do not delay it. A task that lacks only cores gets the next free ones.
 
     due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: by priority, the
     first task whose devices are free but not its cores; depends_on_cores: with more cores, some task might start.

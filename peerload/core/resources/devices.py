@@ -524,8 +524,7 @@ class DeviceLedger:
             del self.states[name].grants[key]
 
     def end(self, key: str, now_s: float) -> None:
-        """Handle the end of an attempt. A device with readings becomes free when a reading no longer shows the
-        attempt."""
+        """Handle the end of an attempt. A device with readings is free once a reading no longer shows it."""
         names = self.holding.get(key)
         if names is None:
             return

@@ -110,7 +110,7 @@ def _rank(ask: DeviceRequest, now_s: float) -> Callable[[DeviceState], tuple[flo
 
 
 def nearest(chosen: Sequence[DeviceState], ranked: Sequence[DeviceState], count: int) -> tuple[DeviceState, ...]:
-    """``count`` of the ranked devices, with the smallest maximum distance among them and the chosen; of equals the
+    """``count`` of the ranked devices, with the least maximum distance among them and the chosen; of equals the
     first."""
     if count == 1 and not chosen:
         return (ranked[0],)
@@ -167,8 +167,7 @@ devices, because more tasks could not start."""
 
 
 class Reservation(msgspec.Struct, frozen=True, eq=False):
-    """Devices (ids) reserved for the task with this request, from ``starts_s`` on. number: reservations made before
-    it."""
+    """Devices (ids) reserved for the task with this request from ``starts_s`` on. number: count of earlier ones."""
 
     ask: DeviceRequest
     devices: tuple[str, ...]
@@ -212,8 +211,7 @@ class Backfill:
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
     def kept(self, device: str, task: str) -> Reservation | None:
-        """The reservation of this device, for another task, that applied when the task was last tried; None if there
-        was none."""
+        """The reservation of this device, for another task, when the task was last tried; None if there was none."""
         seen = self.seen.get(task, self.number)
         for kept in (self._by_device.get(device), self._replaced.get(device)):
             if kept is not None and kept.task != task and kept.number < seen:

@@ -576,8 +576,7 @@ class Information:
         return round(load / unit * max(self._ledger.profile.slots, 1), LEVEL_DIGITS)
 
     def _compare(self) -> None:
-        """Compare the load index with the thresholds. The result holds until `Ledger.load_version` or a threshold
-        changes."""
+        """Compare the load index with the thresholds. Valid until `Ledger.load_version` or a threshold changes."""
         ledger, thresholds = self._ledger, self.thresholds()
         profile, n = ledger.profile, ledger.load_tasks
         self._compared_at = ledger.load_version if self._is_index_steady else NOT_COMPARED
@@ -599,8 +598,7 @@ class Information:
             self._region = Region.OVERLOADED if is_full else Region.NORMAL
 
     def sends(self, uncounted: Work | None = None) -> bool:
-        """True if the load says that an arriving task should go elsewhere. ``uncounted``: this task, if it is counted
-        already."""
+        """True if an arriving task should go elsewhere by the load. ``uncounted``: this task, if it is in the load."""
         return self.level(uncounted) >= self.thresholds().send_at * self._ledger.profile.slots
 
     def accepts(self) -> bool:
@@ -852,8 +850,7 @@ class Information:
             self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
-        """Nodes to which the information policy sends an announcement; None: all, also if the policy does not
-        choose."""
+        """Nodes to which the information policy sends an announcement; None: all, as without a choice."""
         choose = getattr(self._state.policies.information, "audience", None)
         if choose is None:
             return None

@@ -269,8 +269,7 @@ class Sender:
         return asked_of(self._state, task, self._state.profile)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
-        """Mark a task that its home cannot run as stranded: search until it has a place. ``searches``: begin
-        immediately."""
+        """Mark a task that its home cannot run as stranded: search until it has a place. ``searches``: also now."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
         self._home.stranded[task.uid] = task

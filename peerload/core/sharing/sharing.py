@@ -62,8 +62,7 @@ class TaskDonor:
     """Gives waiting tasks to a node that asks for them or is paired with this one, and expects promised tasks. One per
     node; its timer is ``inbound``.
 
-    A task of this home is offered immediately; a remote task returns to its home with the name of the node that should
-    have it.
+    A task of this home is offered immediately; a remote task returns to its home with the name of the new node.
     """
 
     def __init__(
@@ -421,8 +420,7 @@ class Receiver:
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: messages.GiveReply) -> None:
-        """Handle a GiveReply: a promised task counts as load until its offer comes; after a refusal, ask the next
-        node."""
+        """Handle a GiveReply: a promised task counts as load until offered; after a refusal, ask the next node."""
         self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
@@ -930,8 +928,7 @@ class Sharing:
         return src in self._hints.busy
 
     def answer_received(self, src: str, answer: messages.StateAnswer) -> None:
-        """Handle an answer of a useful node: for a search, or for this node's request. Only this node received its
-        report."""
+        """Handle the answer of a useful node, for a search or this node's request. No other node got its report."""
         self._membership.report_received(src, answer.report)
         if self.sender.answer_received(src, answer):
             return

@@ -378,8 +378,7 @@ class RemoteStatusQueries:
     # -- submissions ---------------------------------------------------------------------------------------------------
 
     def begin(self, event: TaskSubmitted, counter: int) -> None:
-        """Check that the tasks that it names exist; then it is submitted or refused. counter: the last number given
-        here."""
+        """Check that the awaited tasks exist, then submit or refuse. counter: the last number given here."""
         try:
             self._check(event, counter)
         except BadRequest as error:
@@ -505,8 +504,7 @@ class RemoteStatusQueries:
     # -- other homes ---------------------------------------------------------------------------------------------------
 
     def asked(self, src: str, message: AwaitTasks) -> None:
-        """Answer another home's query about tasks of this home: their current states now, and their ends
-        later."""
+        """Answer another home's query about tasks of this home: their current states now, and their ends later."""
         told, unknown = [], []
         for name in message.tasks:
             if task_home(name) != self._state.node:

@@ -5,8 +5,7 @@ A task passes once its dependencies are met (`dependencies.py`) and its group ha
 the order of arrival. It keeps its slot until it is over, held, or has failed and will be retried. So the leased tasks
 of a group never exceed its slots, even while one of them is on a lost node.
 
-A group exists as soon as a task names it or a user sets it; only a user's settings are durable. A paused group starts
-no task.
+A group exists as soon as a task names it or a user sets it; only settings are durable. A paused group starts no task.
 """
 
 from __future__ import annotations

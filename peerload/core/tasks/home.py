@@ -181,8 +181,7 @@ class Home:
         self._state.actions.append(actions.MembersCancelled(kept))
 
     def _divided(self, block: UntouchedMembers, rest: UntouchedMembers | None, member: int) -> None:
-        """Keep the blocks of an array in order after one has lost members from this one on; ``rest``: members behind
-        them."""
+        """Keep the blocks of an array in order after one lost members from this one on; ``rest``: those behind."""
         blocks = self.untouched[block.task]
         if rest is not None:
             blocks.insert(bisect_right(blocks, member, key=_first_member), rest)
@@ -314,8 +313,7 @@ class Home:
             self._queue.add(task)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
-        """Fail the task if its input was read and is not kept whole, as it must not run on half an input. → True if
-        so."""
+        """Fail the task if its input was read and is not kept whole: it must not run on half of it. → True if so."""
         if not task.record.input_is_cut:
             return False
         self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
@@ -434,8 +432,7 @@ class Home:
         return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
 
     def start_here(self, task: HomeTask, after: str = "") -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3). after: key of the attempt whose slot it
-        takes."""
+        """Run it on this node: LEASED to itself and START in one (D2 + D3). after: the attempt whose slot it takes."""
         self.mediator.task_placed(task, self._state.node)
         task.enter(HomePhase.HERE)
         self.become(
@@ -478,8 +475,7 @@ class Home:
             self.seen_running(task, f"started on {node}")
 
     def seen_running(self, task: HomeTask, reason: str) -> None:
-        """Record that the process of a task exists. Users see it as a state, which the durable record does not
-        have."""
+        """Record that the process of a task exists. Users see it as a state, which the durable record does not have."""
         record = task.record
         self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 

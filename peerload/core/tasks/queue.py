@@ -175,8 +175,8 @@ class WaitingQueue:
         return self._divide(block, block.members.index(members[0]), len(members))
 
     def _divide(self, block: UntouchedMembers, index: int, number: int) -> UntouchedMembers | None:
-        """Remove ``number`` members from a block, which keeps those before them, else those behind. → those behind, if
-        both remain."""
+        """Remove ``number`` members from a block; it keeps those before, else those behind. → those behind, if both
+        remain."""
         earlier, later = block.members[:index], block.members[index + number :]
         rest = block.split(later) if earlier and later else None
         block.members = earlier or later
@@ -301,8 +301,7 @@ class WaitingQueue:
     # -- for whoever asks why -----------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
-        """The work that must start before this work, though there may be room for it; None if it is next.
-        Read-only."""
+        """The work that must start before this work, though there may be room for it; None if it is next. Read-only."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             lacks_cores = self._devices.lacks_cores.get(priority)
