@@ -686,7 +686,7 @@ class TaskParking:
         self.is_away = False
 
     def is_answered(self, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
-        """True if a renewal of the current attempt is to be answered; it may end PARKED."""
+        """True if a renewal of the current attempt gets an answer; it may end PARKED."""
         parked_ts = task.record.parked_ts
         if not parked_ts:
             return True

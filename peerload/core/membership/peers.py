@@ -107,8 +107,8 @@ class _Wanted(msgspec.Struct, eq=False):
 class Profiles:
     """Fetching of profiles: gossip carries the version of a member's profile, the profile itself is fetched over the
     peer link. The first request goes to the member that passed the update on, for all its updates together. Later ones
-    go to the member itself, or to another while it is asleep or unreachable. They repeat without end, less and less
-    often.
+    go to the member itself, or to another while it is asleep or unreachable. They repeat without end at growing
+    intervals.
 
     One entry for each member at most. eligible: cached nodes that could run a task, cleared by each new profile."""
 

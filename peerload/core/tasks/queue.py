@@ -298,7 +298,7 @@ class WaitingQueue:
         level = self._levels[max(self._levels)]
         return None if level[LOCAL_DEVICES] or level[REMOTE_DEVICES] else self._head(level)
 
-    # -- for whoever asks why -----------------------------------------------------------------------------------------
+    # -- for explanations ----------------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
         """The work that must start before this work, though there may be room for it; None if it is next. Read-only."""
