@@ -183,7 +183,7 @@ class Says(Enum):
     NO_DATAGRAMS = "cannot receive datagrams"
     NO_INODES = "no inodes left"
     UNKNOWN_FIELD = "nobody knows it"
-    NESTED = "more than {} levels of lists"
+    NESTED = "more than {} lists nested"
     FITS_NOWHERE = "{} fits on none of the nodes that can run it: {}"
     FILES_MAX = "too many files"
     NO_PYTHON = "no Python {} there for {}"

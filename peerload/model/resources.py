@@ -75,7 +75,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
         if not all(math.isfinite(value) for value in self.watts):
             raise ValueError("a power curve has a point that is not a number")
         if any(after < before for before, after in pairwise(self.watts)):
-            raise ValueError("a power curve decreases: more load never takes less power")
+            raise ValueError("a power curve falls: more load never takes less power")
 
     def rate(self, threads: float) -> float:
         """Work rate with this number of busy threads, in cores of an otherwise idle node."""

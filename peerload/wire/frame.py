@@ -115,7 +115,7 @@ def check_bounds(raw: Buffer, values_max: int, depth_max: int = DEPTH_MAX) -> No
         else:
             above.append(left)
             if len(above) > depth_max:
-                raise ValueError(f"more than {depth_max} levels of lists")
+                raise ValueError(f"more than {depth_max} lists nested")
             left, step = _contents(raw, at, head)
             at += step
         if seen > values_max:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""
 LOOKED_AT_MAX = 256
-"""Candidates that are checked after each event, for one that may leave now."""
+"""Candidates that are checked after each event, for some that may leave now."""
 
 
 class TaskEvacuation:

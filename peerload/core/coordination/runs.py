@@ -86,9 +86,9 @@ class RunningTasks:
         self._shortage = shortage
         self._works: dict[str, HomeTask | RemoteTask] = {}
         self._lanes: dict[str, deque[HomeTask | RemoteTask]] = {}
-        """Attempts that were given ahead, by key, each with its lane."""
-        self._ahead: dict[str, deque[HomeTask | RemoteTask]] = {}
         """The lane behind each running attempt, by its key."""
+        self._ahead: dict[str, deque[HomeTask | RemoteTask]] = {}
+        """The lane of each attempt that was given ahead, by its key."""
         self._peer_slots = -math.inf, Need(), 0
         """Cached slots of the peers that share such tasks: (valid until (s), need, number)."""
         self._launcher_away = False
@@ -665,7 +665,7 @@ TROUBLE = "shortage"
 class ResourceShortage:
     """Circuit breaker of this node, for a lack of disk space, inodes, descriptors, processes or memory.
 
-    An attempt that could not start for lack of one of these never started, and the next one would fail likewise. After
+    An attempt that could not start for lack of one of these never started, and the next one would fail as well. After
     such a failure the breaker is open: nothing starts here, and peers get the reason. After a pause, or after an end
     here, it is half open: one attempt is tried, a remote one if no own task waits. If that starts, the breaker is
     closed; if not, the next pause is twice as long. ``reason``: the lacking resource, as far as known; "" while the
