@@ -1,4 +1,4 @@
-"""The name under which peerload is distributed, what to type for a part that is not installed, and where its files for services lie."""
+"""Distribution of peerload: its name, commands that install missing extras, and the directory of its service files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sysconfig
 NAME = "peerload"
 """Name of the distribution, as in pyproject.toml."""
 IS_REGISTERED = False
-"""True once a package index has this name for us. Until then, nobody is told to install it by name: another's package could
-be there."""
+"""True once the package index has this name for us. Until then, no hint installs it by name, because the package could
+be someone else's."""
 EXTRAS = {
     "broker": ("amqtt>=0.12.1,<0.13",),
     "parquet": ("pyarrow>=18,<27",),

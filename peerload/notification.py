@@ -1,11 +1,11 @@
-"""Notifications: delivers one to a target, as a process of its own with the rights of whom it is for.
+"""Notification delivery to one target, in a separate process with the rights of its user.
 
-`python -E -P -m peerload.notification` reads the target and the facts from its variables, tries once, and prints the outcome.
-A target is a URL (webhook), ``ntfy:TOPIC``, ``mail:ADDRESS``, or else a command, which is not delivered here. No path of a URL
-is ever printed: it may be a secret.
+`python -E -P -m peerload.notification` reads the target and the facts from its environment, tries once, and prints the
+outcome. A target is a URL (webhook), ``ntfy:TOPIC``, ``mail:ADDRESS``, or else a command, which is not delivered here.
+The path of a URL is never printed, because it may be a secret.
 """
 
-# ruff: noqa: PLC0415 -- the agent and the command line import this file for its names alone
+# ruff: noqa: PLC0415 -- the agent and the command line import only names of this file
 from __future__ import annotations
 
 import os
@@ -14,7 +14,7 @@ import sys
 
 TRY_S_MAX = 30
 LATER = 75
-"""Exit code: it may succeed later (EX_TEMPFAIL); any other but 0: it never will."""
+"""Exit code: a retry may succeed (EX_TEMPFAIL); after any other code except 0 it will not."""
 VARIABLES = ("TARGET", "SECRET_FILE", "SENDMAIL")
 """Variables PEERLOAD_NOTIFY_…: the target; a file with the secret that signs webhooks; the program for mail."""
 SENDMAIL_PATH = "/usr/sbin:/usr/lib:/usr/local/sbin"
@@ -50,7 +50,7 @@ def objection(target: str) -> str:
 
 
 def shown(target: str) -> str:
-    """The target without what may be secret: its host, or the kind of command."""
+    """The target without parts that may be secret: its host, or the kind of command."""
     kind, rest = kind_of(target), target.partition(":")[2]
     if kind == "webhook":
         return "webhook at " + re.split(r"[/?]", rest[2:])[0]
@@ -65,7 +65,7 @@ def _server(rest: str) -> str:
 
 
 def main() -> int:
-    """Deliver what the variables describe → exit code."""
+    """Deliver the notification in the environment → exit code."""
     import signal
 
     target = os.environ.get("PEERLOAD_NOTIFY_TARGET", "")
@@ -112,7 +112,7 @@ def _post(target: str, facts: dict[str, str]) -> tuple[int, str]:
 
     class Refuse(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: object) -> None:
-            """A redirect is an answer: it is not followed."""
+            """Do not follow a redirect: it counts as an answer."""
 
     numbers = {name: float(facts[name]) for name in ("started_at", "ended_at") if facts.get(name)}
     body: dict[str, object] = {"v": 1, **facts, **numbers}
@@ -133,7 +133,7 @@ def _post(target: str, facts: dict[str, str]) -> tuple[int, str]:
         except OSError as error:
             return 1, f"the secret cannot be read: {error.strerror}"
         headers["X-Peerload-Signature"] = "sha256=" + hmac.new(secret, raw, hashlib.sha256).hexdigest()
-    # Of the same notification the same: its receiver may see it more than once.
+    # The same for each delivery of a notification, because its receiver may get it more than once.
     headers["X-Peerload-Delivery"] = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
     request = urllib.request.Request(target, raw, headers, method="POST")  # noqa: S310 -- http or https: `objection`
     try:
@@ -145,7 +145,7 @@ def _post(target: str, facts: dict[str, str]) -> tuple[int, str]:
             return 1, f"answered {error.code}; redirects are not followed"
         return LATER if error.code >= 500 or error.code in (408, 425, 429) else 1, f"answered {error.code}"  # noqa: PLR2004
     except ValueError:
-        return 1, "the URL cannot be used"
+        return 1, "the URL is invalid"
 
 
 def _mail(target: str, facts: dict[str, str]) -> tuple[int, str]:

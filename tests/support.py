@@ -1,5 +1,5 @@
-"""What every test may use: waiting without sleeping, ports and addresses of its own, clusters to be a member of, and
-whether a process may execute."""
+"""Helpers for all tests: waiting without sleeping, private ports and addresses, clusters and credentials, and the state
+of a process."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 0.1
-"""A wait asks often at first; later it would cost the agents that it asks more than what they do."""
+"""Interval between checks of a wait: short at first, then longer, to limit the load on the agents under test."""
 PATIENCE_S = 60.0
-"""A busy machine stands still for longer than one would think; what is waited for for less than this is a matter of luck."""
+"""Minimum timeout of a wait: a busy machine may stall longer than expected, so a shorter one would fail at random."""
 
 
 class PutEvents(list[Any]):
-    """An `EventSink` that is the list of the events that were put."""
+    """An `EventSink` that is the list of its events."""
 
     def put(self, event: object) -> None:
         self.append(event)
 
 
 def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
-    """Return as soon as ``predicate()`` is true; fail after ``timeout_s`` (at least PATIENCE_S) saying ``what`` was waited
-    for."""
+    """Return as soon as ``predicate()`` is true; fail after ``timeout_s`` (at least PATIENCE_S), naming ``what`` in the
+    error."""
     timeout_s = max(timeout_s, PATIENCE_S)
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
@@ -59,14 +59,14 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, w
 
 
 def own_loopback() -> str:
-    """A loopback address that is of this process alone: nobody else takes a port of it that is free."""
+    """A loopback address that only this process uses, so that its free ports stay free."""
     return str(ipaddress.IPv4Address("127.64.0.0") + os.getpid())
 
 
 @contextlib.contextmanager
 def kept_port(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
-    """A TCP port that nobody is given by chance, as one that was found free and let go may be a moment later. A server
-    that says SO_REUSEADDR, as servers do, may listen there; while none does, connections to it are refused."""
+    """A reserved TCP port, which the system gives to no other socket, unlike a free one that was closed. A server with
+    SO_REUSEADDR, as servers set it, can listen there; while none does, connections are refused."""
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keeper.bind((address, port))
@@ -75,7 +75,7 @@ def kept_port(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
 
 @functools.cache
 def _scratch() -> Path:
-    """A directory for as long as the tests run."""
+    """A directory for the duration of the tests."""
     directory = Path(tempfile.mkdtemp(prefix="pl-clusters-", dir="/tmp"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -87,7 +87,7 @@ def _cluster(name: str) -> ClusterDirectory:
 
 
 def cluster_of(name: str = "default") -> ClusterDirectory:
-    """The cluster of this name, made once for all tests."""
+    """The cluster of this name, created once for all tests."""
     return _cluster(name)
 
 
@@ -97,12 +97,12 @@ def _credentials(node: str, name: str) -> Credentials:
 
 
 def credentials_of(node: str, name: str = "default") -> Credentials:
-    """What a node of that cluster proves itself with."""
+    """The credentials of a node of that cluster."""
     return _credentials(node, name)
 
 
 def local_credentials_of(node: str) -> Credentials:
-    """The same in a cluster that never leaves this machine."""
+    """The credentials of a node of a cluster that never leaves this machine."""
     return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
 
 
@@ -112,7 +112,7 @@ def total(counters: Mapping[str, int], name: str) -> int:
 
 
 def _state(pid: int) -> str:
-    """One letter, as /proc tells it; X if there is no such process any more."""
+    """One letter as in /proc; X if the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
     except (FileNotFoundError, ProcessLookupError):
@@ -121,14 +121,14 @@ def _state(pid: int) -> str:
 
 
 def in_short(cases: Iterable[object], every: int) -> list[Any]:
-    """Of many cases the gate runs each ``every``-th, from the first on; test-long runs the others."""
+    """Every ``every``-th of many cases, from the first on, in the gate; the others are for test-long."""
     return [
         case if number % every == 0 else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
     ]
 
 
 def stands_still(pid: int) -> bool:
-    """Whether this process executes nothing: stopped by a signal, waiting for a child that was stopped before its exec
+    """True if this process executes nothing: stopped by a signal, waiting for a child that was stopped before its exec
     (vfork), or frozen by its cgroup."""
     if _state(pid) in "Tt":
         return True
@@ -146,7 +146,7 @@ def stands_still(pid: int) -> bool:
 
 
 def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
-    """How many steps of SQLite's machine ``work`` takes on this connection."""
+    """Number of steps of SQLite's virtual machine that ``work`` takes on this connection."""
     steps = 0
 
     def step() -> None:
@@ -160,7 +160,7 @@ def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
 
 
 def security_events(counters: Counter[str], kept: list[tuple[str, str, str]] | None = None) -> SecurityEvents:
-    """Security events that are counted, and kept nowhere, or in this list as rule, who, what."""
+    """Security events that are counted, and appended to ``kept``, if given, as (rule, who, what)."""
 
     def record(_: str, rule: str, *, node: str = "", reason: str = "") -> None:
         if kept is not None:

@@ -23,12 +23,12 @@ class Says(Enum):
     FOREIGN = "other programs use it"
     NEED_UNSEEN = "the memory use of a task on it is not known yet"
     NO_DRIVER = "its driver does not answer"
-    STRAYED = "it uses {}, and was given {}"
+    STRAYED = "it uses {}, but was granted {}"
     KEPT = "kept for {}, which waits longer"
     KEPT_UNTIL = "kept for {}, which waits longer and is to start in about {} min"
-    STARVING = "kept for {}, which has waited so long that nobody overtakes it"
+    STARVING = "kept for {}, which has waited so long that no task may overtake it"
     MPS_HELD = "held under MPS"
-    MPS_ALONE = "it is shared under MPS alone"
+    MPS_ALONE = "it is shared only under MPS"
     MPS_NONE = "there is no MPS on it"
     MPS_BROKEN = "MPS does not work: {}"
     MPS_FOREIGN = "other programs use it without MPS"
@@ -68,7 +68,7 @@ class Says(Enum):
     NEAREST = "asked {}, nearest is {}"
     NOBODY_EVER = "no node known can ever run it"
     SKIPPED = "skipped for {} s: {} tasks in a row failed there within {} s each"
-    ALL_FROZEN = "nothing runs there but tasks that are frozen"
+    ALL_FROZEN = "all tasks that run there are frozen"
     LAUNCHER_SILENT = "launcher does not answer"
 
     # what a task waits for
@@ -85,7 +85,7 @@ class Says(Enum):
 
     # why it went where it went
     TAKES = "{} takes it"
-    HAS_FILES = "{} takes it, since it has its files, which saves {} s"
+    HAS_FILES = "{} takes it, because it has its files, which saves {} s"
     ROOM_AND_FILES = "{} has room and its files, which saves {} s"
 
     # how an attempt ended, and what becomes of the task
@@ -101,7 +101,7 @@ class Says(Enum):
     STORE_LOST = "{} has lost its database"
     ONCE = "it may run once only, and"
     UNCOLLECTED = "it has ended on {}, and its result waits there: {}"
-    STARTED_UNKNOWN = "started since cannot be known"
+    STARTED_UNKNOWN = "not known whether the task was started since"
     ROOM_NEEDED = "{} needs its room"
     ENDED_BY = "ended on {} by {}"
     DEVICE_FAILED = "{} failed under it"
@@ -183,7 +183,7 @@ class Says(Enum):
     NO_DATAGRAMS = "cannot receive datagrams"
     NO_INODES = "no inodes left"
     UNKNOWN_FIELD = "nobody knows it"
-    NESTED = "more than {} lists within one another"
+    NESTED = "more than {} lists nested"
     FITS_NOWHERE = "{} fits on none of the nodes that can run it: {}"
     FILES_MAX = "too many files"
     NO_PYTHON = "no Python {} there for {}"

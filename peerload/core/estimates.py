@@ -1,15 +1,15 @@
-"""Estimates of durations and of GPU memory: what commands took wherever this node saw them end, and what is expected of the next.
+"""Estimates of durations and of GPU memory, from the runs of commands that this node has seen end.
 
-A command is known at three levels: the very command line in its directory; the program (or the script of an
-interpreter) with the names of its flags, there; the program or script, anywhere. What is expected of a task is the mean
-of the last runs at the most specific level that has RUNS_KNOWN_MIN of them, else at the most specific that has any.
+A command is known at three levels: the exact command line in its directory; the program (or the script of an
+interpreter) with the names of its flags, in that directory; the program or script, anywhere. The expected duration is
+the mean of the last runs at the most specific level with RUNS_KNOWN_MIN of them, else at the most specific with any.
 
-Durations are kept in seconds of the reference machine (``Profile.speed`` 1.0): a run on a node of speed 2 counts for
-twice what it took. A task that waits for something other than the processor is therefore taken for longer on a fast node
-than it is; the mean over nodes evens that out.
+Durations are kept in seconds of the reference machine (``Profile.speed`` 1.0): a run on a node of speed 2 counts twice
+its duration. A task that waits for something other than the processor is therefore overestimated after runs on a fast
+node; the mean over nodes compensates.
 
-GPU memory is known at the same levels, for GPUs of one model and for any model. A need is what nearly all of the last runs
-stayed below, plus a margin: of fewer than RUNS_MANY the most, else nearly all (p95).
+GPU memory is known at the same levels, for GPUs of one model and for any model. A need is the maximum of the last runs
+if they are fewer than RUNS_MANY, else their p95, plus a margin.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ NEWEST_SHARE = 0.3
 """Weight of the newest run in the average of the logarithms of durations."""
 OLDER_SHARE = 1.0 - NEWEST_SHARE
 DEVIATION_MIN = 0.25
-"""Runs are taken to differ by at least this factor's logarithm (a quarter), however alike the last ones were."""
+"""Lower bound on the standard deviation of the logarithms, however alike the last runs were."""
 DEVIATIONS = 1.28
-"""Nine of ten lie below the mean and so many standard deviations, where logarithms are distributed normally."""
+"""Nine of ten values of a normal distribution lie below the mean plus this number of standard deviations."""
 
 
 class PastDurations:
-    """The durations of the last runs of one command, at most ``kept_max``. What they sum up to is kept, and how they are
-    in order, since both are asked for more often than they change."""
+    """The durations of the last runs of one command, at most ``kept_max``. Their sum and their sorted order are cached,
+    because they are read more often than they change."""
 
     __slots__ = ("_ascending", "_durations", "_kept_max", "_mean_log", "_oldest", "_sum_s", "_variance_log")
 
@@ -66,7 +66,7 @@ class PastDurations:
     def add(self, duration_s: float, log_s: float) -> None:
         """Add a duration, > 0, with its logarithm; the oldest is dropped if there are too many."""
         durations, oldest = self._durations, self._oldest
-        if durations:  # the averages that forget
+        if durations:  # exponential moving averages
             off = log_s - self._mean_log
             step = NEWEST_SHARE * off
             self._mean_log += step
@@ -81,7 +81,7 @@ class PastDurations:
         self._sum_s += duration_s - durations[oldest]
         durations[oldest] = duration_s
         self._oldest = (oldest + 1) % self._kept_max
-        if not self._oldest:  # once a round, so that the errors of many sums do not pile up
+        if not self._oldest:  # once a round, so that rounding errors do not accumulate
             self._sum_s = math.fsum(durations)
 
     @property
@@ -90,8 +90,8 @@ class PastDurations:
         return self._sum_s / len(self._durations)
 
     def nearly_all_s(self, speed: float) -> float:
-        """The duration that nine of ten of the next runs will not exceed on a node of this speed: that of nine of ten of these, or,
-        if that is more, what their weighted average makes of it, which follows when runs become longer. There must be one."""
+        """The duration that nine of ten of the next runs will not exceed on a node of this speed: the larger of the
+        90th percentile and of an estimate from the moving averages, which follows growing durations. Requires a run."""
         ascending = self.ascending(speed)
         seen_s = ascending[min(int(NEARLY_ALL * len(ascending)), len(ascending) - 1)]
         deviation = max(math.sqrt(self._variance_log), DEVIATION_MIN)
@@ -105,14 +105,14 @@ class PastDurations:
 
 
 Keys = tuple[bytes, ...]
-"""Keys of a command, the most specific first; () = not worked out yet."""
+"""Keys of a command, the most specific first; () = not computed yet."""
 
 RUNS_KNOWN_MIN = 3
-"""Fewer runs than this of a very command line say less than more runs of commands like it."""
+"""With fewer runs of the exact command line, more runs of similar commands are the better estimate."""
 DURATION_S_AT_FIRST = 1.0
 """Expected duration of a task before any has ended."""
 FLAGS_READ_MAX = 64
-"""Words of a command line that are looked at for flags and a script."""
+"""Words of a command line that are searched for flags and a script."""
 KEY_BYTES = 16
 _INTERPRETER = re.compile(
     rb"(python|pypy|bash|dash|sh|zsh|ksh|perl|ruby|node|julia|octave|Rscript|lua|php|java)[0-9.]*\Z"
@@ -129,7 +129,8 @@ class DurationEstimates:
         self._commands: BoundedDict[bytes, PastDurations] = BoundedDict(commands_kept_max)
         self.all = PastDurations(durations_kept_max)
         self.gpu = GpuHistory(commands_kept_max, durations_kept_max)
-        # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
+        # All members of an array, and all tasks of many simulations, share one spec: the keys of the last one are
+        # cached.
         self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
         self._taught: tuple[Keys, tuple[PastDurations, ...]] = ((), ())
         self._asked: tuple[Keys, PastDurations | None] = ((), None)
@@ -139,8 +140,8 @@ class DurationEstimates:
         return len(self._commands)
 
     def learn(self, spec: TaskSpec, exit_: Exit) -> None:
-        """A run has ended. One that a signal ended (a cancel, say) teaches nothing, unless it was at its time limit; nor
-        does one that never got as far as running, that ran out of memory, or whose device failed."""
+        """Learn from a run that has ended, except one that ended by a signal (a cancel, say) before its time limit,
+        never started running, ran out of memory, or whose device failed."""
         duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
         is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
         if is_cut or exit_.out_of or exit_.failed_device or exit_.started_at <= 0 or duration_s <= 0:
@@ -158,13 +159,13 @@ class DurationEstimates:
             self._backlog.learned(keys)
 
     def backlog(self) -> BacklogEstimate:
-        """The estimate of the waiting work of this node; there is one, and it follows every run that is learned."""
+        """The one estimate of the waiting work of this node; it follows every run that is learned."""
         if self._backlog is None:
             self._backlog = BacklogEstimate(self)
         return self._backlog
 
     def past(self, keys: Keys) -> PastDurations | None:
-        """The runs that tell most of this command; None if nothing like it was seen."""
+        """The runs that are the best estimate for this command; None if no similar command was seen."""
         if not self._commands:
             return None
         if self._asked[0] is keys:
@@ -173,14 +174,14 @@ class DurationEstimates:
         for level, key in enumerate(keys):
             runs = self._commands.get(key)
             if runs is not None and len(runs) >= RUNS_KNOWN_MIN:
-                if level == 0:  # no run to come will change that
+                if level == 0:  # later runs do not change that
                     self._asked = keys, runs
                 return runs
             some = some or runs
         return some
 
     def _newest(self, key: bytes) -> PastDurations:
-        """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
+        """The runs of a command, which becomes the last to be forgotten; clears the cache."""
         self._asked = (), None
         runs = self._commands[key] = self._commands.get(key) or PastDurations(self._durations_kept_max)
         return runs
@@ -191,7 +192,7 @@ class DurationEstimates:
         return runs.mean_s if runs is not None else 0.0
 
     def expected_of(self, work: Work) -> float:
-        """Expected duration of work on the reference machine, 0 = not known: what its user says, else by its command."""
+        """Expected duration of work on the reference machine, 0 = not known: as its user says, else by command."""
         return work.spec.est_s or self.expected_s(self.keys_of(work))
 
     @property
@@ -206,14 +207,14 @@ class DurationEstimates:
         return self._keyed[1]
 
     def keys_of(self, work: Work) -> Keys:
-        """Keys of the command of work, which keeps them."""
+        """Keys of the command of work; cached in the work."""
         if not work.keys:
             work.keys = self.keys(work.spec)
         return work.keys
 
 
 def command_keys(argv: Sequence[bytes], directory: bytes) -> Keys:
-    """The keys of a command, the most specific first; equal on every node, and after every start."""
+    """The keys of a command, the most specific first; equal on every node and after every restart."""
     program = argv[0].rpartition(b"/")[2]
     words = argv[1 : FLAGS_READ_MAX + 1]
     script = b""
@@ -225,20 +226,20 @@ def command_keys(argv: Sequence[bytes], directory: bytes) -> Keys:
 
 
 def _is_flag(word: bytes) -> bool:
-    """True of an option such as ``-x``; ``-5`` is a number."""
+    """True for an option such as ``-x``; ``-5`` is a number."""
     return word.startswith(b"-") and not word[1:2].isdigit()
 
 
 def _key(level: bytes, words: Sequence[bytes]) -> bytes:
-    """Key of a command line. Its words are joined by NUL bytes, which no word holds."""
+    """Key of a command line. Its words are joined by NUL bytes, which no word contains."""
     return blake2b(b"\0".join((level, *words)), digest_size=KEY_BYTES).digest()
 
 
 class BacklogEstimate:
     """Expected duration of all waiting work together, on the reference machine.
 
-    It is kept by command line and by what users say, so that every change costs the same however much waits. What is expected
-    of a command is looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
+    It is kept by command line and by the users' estimates, so that a change costs the same for any number of tasks. A
+    command's estimate is refreshed when one of its tasks joins or has ended; an unknown one counts as the mean.
     """
 
     def __init__(self, history: DurationEstimates) -> None:
@@ -261,7 +262,7 @@ class BacklogEstimate:
         return self._history.keys_of(work)[0], work.spec.est_s
 
     def remove(self, work: Work, number: int = 1) -> None:
-        """Remove so many tasks that wait no longer."""
+        """Remove ``number`` tasks that no longer wait."""
         key = self._key(work)
         command = self._commands[key]
         self._take_out(command)
@@ -271,7 +272,7 @@ class BacklogEstimate:
         else:
             del self._commands[key]
             if not self._commands:
-                self._known_s = 0.0  # of sums of floats something would be left
+                self._known_s = 0.0  # a sum of floats would leave a remainder
 
     @property
     def expected_s(self) -> float:
@@ -298,19 +299,19 @@ class BacklogEstimate:
 
 
 class _Waiting(msgspec.Struct):
-    """Waiting tasks of one command line and one duration said, and their expected duration (0 = not known)."""
+    """Waiting tasks of one command line and one user's estimate, and their expected duration (0 = not known)."""
 
     count: int = 0
     expected_s: float = 0.0
 
 
 MARGIN, MARGIN_BYTES = 1.10, 256 * MIB
-"""A need is what was seen, times this, and so much."""
+"""A need is the observed memory times the first plus the second."""
 RUNS_MANY = 10
 NEARLY_ALL_BYTES = 0.95
-"""From this number of runs on, an estimated need is a quantile of theirs."""
+"""With at least RUNS_MANY runs an estimated need is this quantile; with fewer, their maximum."""
 TYPICAL = 0.9
-"""A task of which nothing is known is taken to need what this share of all runs stayed below."""
+"""An unknown task is assumed to need the memory that this share of all runs stayed below."""
 ANY_MODEL = ""
 NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 
@@ -325,7 +326,7 @@ class GpuRuns:
         self.durations = PastDurations(kept_max)
         self._bytes: list[int] = []
         self.need_bytes = 0
-        """The memory of each GPU that the next run needs, for nearly sure; 0 before the first run."""
+        """The memory of each GPU that nearly every next run will not exceed; 0 before the first run."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -340,7 +341,7 @@ class GpuRuns:
 
     @property
     def typical_bytes(self) -> int:
-        """The memory that TYPICAL of the runs stayed below, with the margin. There must be a run."""
+        """The memory that TYPICAL of the runs stayed below, with the margin. Requires a run."""
         return int(_share(self._bytes, TYPICAL) * MARGIN) + MARGIN_BYTES
 
 
@@ -358,8 +359,7 @@ class GpuHistory:
         return len(self._commands)
 
     def learn(self, keys: Sequence[bytes], exit_: Exit, run_s: float) -> None:
-        """A run has ended. Only one that has done its work (or ran until its time limit) tells what that takes; nor does one
-        of which no memory was seen."""
+        """Learn from an ended run, if it was complete (or reached its time limit) and its memory use was seen."""
         usage = exit_.usage
         is_whole = exit_.exit_code in (0, TIME_LIMIT_EXIT_CODE)
         if not usage.gpu_memory_bytes_max or not usage.gpu_model or not is_whole:
@@ -374,8 +374,8 @@ class GpuHistory:
             self._all.setdefault(model, GpuRuns(self._runs_kept_max)).add(*seen)
 
     def past(self, keys: Sequence[bytes], model: str, runs_min: int) -> GpuRuns | None:
-        """The runs that tell most of this command on GPUs of this model: at the most specific level that has ``runs_min``
-        of them, there or else on any model; else at the most specific that has any at all."""
+        """The runs that are the best estimate for this command on GPUs of this model: at the most specific level that
+        has ``runs_min`` of them, on this model or else on any; else at the most specific level that has any."""
         if not self._commands:
             return None
         places = [(key, one) for key in keys for one in (model, ANY_MODEL)]
@@ -383,17 +383,17 @@ class GpuHistory:
         return next((runs for runs in found if len(runs) >= runs_min), found[0] if found else None)
 
     def on(self, keys: Sequence[bytes], model: str, runs_min: int) -> GpuRuns | None:
-        """The runs at the most specific level that has ``runs_min`` of them on GPUs of this very model."""
+        """The runs at the most specific level that has ``runs_min`` of them on GPUs of exactly this model."""
         found = (self._commands.get((key, model)) for key in keys)
         return next((runs for runs in found if runs is not None and len(runs) >= runs_min), None)
 
     def needs(self, keys: Sequence[bytes], models: Iterable[str], runs_min: int) -> dict[str, int]:
-        """The memory of a GPU of each of these models that the command needs, where that is known."""
+        """The memory that the command needs of a GPU of each of these models, where it is known."""
         found = ((model, self.past(keys, model, runs_min)) for model in models)
         return {model: runs.need_bytes for model, runs in found if runs is not None}
 
     def typical(self, models: Iterable[str], runs_min: int) -> dict[str, int]:
-        """The memory that any task is taken to need, where at least ``runs_min`` runs are known."""
+        """The memory that an unknown task is assumed to need, for models with at least ``runs_min`` known runs."""
         needs = {}
         for model in models:
             some = (self._all.get(one) for one in (model, ANY_MODEL))

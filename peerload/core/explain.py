@@ -1,16 +1,16 @@
-"""Explanations for people: why a task waits, why it went where it went, and the smallest change with which it would start.
+"""Explanations for people: why a task waits, why it went to its node, the smallest change with which it would start.
 
-For every node known it is said whether the node could ever run the task, whether it has room now, and why. Of this node
-that is what admission says at this moment: the ledger, `placement.py` and the reservations are asked, not copied. Of
-the others it is what follows from their profile and their newest report; where these do not tell, that is said
-(`EligibilityVerdict.now` None): reports do not include the devices that waiting tasks there need. `now` is False for a node
-that has room if the policies of this one send nothing there now. A device that is kept there for one that waits is told as
-taken, also where a small task could start on it meanwhile.
+Every known node gets a verdict: whether it could ever run the task, whether it has room now, and why. For this node
+it is the present decision of admission: the ledger, `placement.py` and the reservations are queried, not copied. For
+other nodes it follows from their profile and their newest report. Where these are not enough, the verdict is unknown
+(`EligibilityVerdict.now` None): reports do not include the devices that waiting tasks there need. `now` is False for a
+node with room if the policies of this node send nothing there now. A device that another node keeps for a waiting task
+counts as taken, even if a small task could start on it meanwhile.
 
-Suggestions are single changes that are sure to help. Those that cost the user nothing come first (wait for any GPU, state the
-memory), then a little less of what was asked for, then where it may run; to go before others comes last.
+Suggestions are single changes that are sure to help. Free ones come first (wait for any GPU, state the memory), then
+asking for a little less, then allowing more nodes; a higher priority comes last.
 
-A look only: no report is made, nothing is counted or decided, so that asking changes nothing.
+Read-only: no report is made, nothing is counted or decided, so an explanation has no effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     Change = tuple[str, dict[str, object]]
 
 LOOKED_AT_MAX = 1000
-"""Tasks of this home at one other node that are looked at."""
+"""Tasks of this home at one other node that are checked."""
 NAMED_MAX = 4
 """Tasks, or devices, that are named in one reason."""
 COUNTED_MAX = 1000
@@ -58,16 +58,16 @@ GIB = 1 << 30
 UNNAMED = "a task that is ending"
 Known = tuple[bool | None, str]
 TRIED_MAX = 4
-"""Smaller amounts of one thing that are tried, the largest first."""
+"""Smaller amounts of one resource that are tried, the largest first."""
 FEWER_MAX = 8
-"""GPUs fewer that are tried."""
+"""How many GPUs fewer than requested are tried."""
 STEP = 10
 """Amounts are rounded down to tenths."""
 
 
 class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
-    """Verdict on one node and one task. can_ever: whether it could ever run it; now: whether it would go there and
-    be admitted now; either None where nobody here can tell. age_s: how old the facts are, None for this node's own."""
+    """Verdict on one node and one task. can_ever: the node could ever run it; now: the task would go there and be
+    admitted now; None where this node cannot tell. age_s: age of the facts, None for this node's own."""
 
     node: str
     can_ever: bool | None
@@ -77,8 +77,7 @@ class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitReasons:
-    """About one task of this home that waits, here or in the queue of another node; ``now_s`` is this moment (boot
-    time)."""
+    """Reasons why one task of this home waits, here or at another node; ``now_s`` is the current boot time."""
 
     def __init__(self, node: Node, task: HomeTask, now_s: float) -> None:
         self._node = node
@@ -86,13 +85,12 @@ class WaitReasons:
         self._now_s = now_s
         there = (
             peer for peer in node.membership if peer.state is not PeerState.LEFT
-        )  # who has left is no node any more
+        )  # a node that has left is no member
         self._peers = sorted(there, key=lambda peer: peer.identity.node)
         self._names = {work.key: work.task for work in node.runs.works()}
 
     def verdicts(self, spec: TaskSpec | None = None) -> Iterator[EligibilityVerdict]:
-        """Verdict of every known node, this one first, the others by name. ``spec``: as if the task had asked
-        for this."""
+        """Verdict of every known node, this node first, the others by name. ``spec``: replaces the task's own spec."""
         spec = spec or self._task.spec
         yield self._here(spec.request, spec.placement, ignores_turn=False)
         for peer in self._peers:
@@ -101,7 +99,7 @@ class WaitReasons:
             yield EligibilityVerdict(node, can_ever=None, now=None, reason=NOT_MET)
 
     def has_room(self, spec: TaskSpec) -> str:
-        """The first node that has room for the task as if it had asked for this; "" if none is known to have."""
+        """The first node that has room for the task with this spec; "" if none is known to have."""
         here = self.has_room_here(spec)
         if here:
             return here
@@ -120,7 +118,7 @@ class WaitReasons:
 
     @cached_property
     def _reachable(self) -> list[tuple[PeerInfo, LoadReport]]:
-        """The peers to which such a task could be given now, if they had room, with what they told."""
+        """The peers, with their reports, to which the task could be moved now if they had room."""
         if not self._task.stranded_because and not self._node.sharing.would_leave(self._task):
             return []
         believed_s = self._node.state.config.report_age_s_max
@@ -148,7 +146,7 @@ class WaitReasons:
             return EligibilityVerdict(state.node, can_ever=True, now=False, reason=because)
         if self._task.withheld:
             return EligibilityVerdict(
-                state.node, can_ever=True, now=True, reason="room; a better place is looked for first"
+                state.node, can_ever=True, now=True, reason="room; a better node is searched for first"
             )
         return EligibilityVerdict(state.node, can_ever=True, now=True, reason="room")
 
@@ -161,7 +159,7 @@ class WaitReasons:
         if profile.drained:
             return drained_reason(profile.drain_reason)
         if not node.runs.has_launcher:
-            return "its launcher is away"
+            return "its launcher is not running"
         if node.shortage.reason:
             return f"no task can be started: {node.shortage.reason}"
         words = []
@@ -185,7 +183,7 @@ class WaitReasons:
         age_s = max(self._now_s - (last.at_s if last is not None else peer.heard_s), 0.0)
         if not peer.knows_profile:
             gone = self._gone(peer)
-            known = gone or "what it has is not known here yet"
+            known = gone or "its resources are not known here yet"
             return EligibilityVerdict(node, can_ever=None, now=False if gone else None, reason=known, age_s=age_s)
         never = self._node.membership.never_there(peer, spec, home)
         if never:
@@ -200,10 +198,10 @@ class WaitReasons:
         believed_s = self._node.state.config.report_age_s_max
         if last is None:
             return EligibilityVerdict(
-                node, can_ever=True, now=None, reason="nothing was heard of its load so far", age_s=age_s
+                node, can_ever=True, now=None, reason="no load report of it was received yet", age_s=age_s
             )
         if age_s > believed_s:
-            reason = f"its last word on its load is {duration_text(age_s)} old"
+            reason = f"its last load report is {duration_text(age_s)} old"
             return EligibilityVerdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
         now, reason = reported_room(peer.profile, last.report, request)
         if request.takes_devices and not now:
@@ -221,7 +219,7 @@ class WaitReasons:
         return f"; of this home: {some_of(holders)}" if holders else ""
 
     def _gone(self, peer: PeerInfo) -> str:
-        """The reason if the node is suspect or dead; "" if it is there."""
+        """The reason if the node is suspect, dead or asleep; "" otherwise."""
         since = duration_text(max(self._now_s - peer.since_s, 0.0))
         match peer.state:
             case PeerState.SUSPECT:
@@ -236,7 +234,7 @@ class WaitReasons:
                 return ""
 
     def _not_now_there(self, peer: PeerInfo) -> str:
-        """The reason why nothing is sent there now, whatever room it has."""
+        """The reason why the task is not sent there now, regardless of its free resources."""
         node, task = self._node, self._task
         name = peer.identity.node
         gone = self._gone(peer)
@@ -255,7 +253,7 @@ class WaitReasons:
         if not task.stranded_because and not node.home.may_migrate(task):
             limit = node.home.migrations_max(task)
             if not node.state.has_disk_room:
-                return f"nothing is sent away: little room is left on {node.state.node}'s disk"
+                return f"nothing is sent away: {node.state.node}'s disk is nearly full"
             return f"its migration limit is reached: moved {times_text(task.record.migrations)}, at most {limit}"
         return ""
 
@@ -285,7 +283,7 @@ def uncollected_reason(task: HomeTask) -> str:
 
 
 def holding_reason(task: HomeTask) -> str:
-    """The reason why a waiting task is not considered at all; "" if it is."""
+    """The reason why a waiting task is not considered at all; "" if it is considered."""
     match task.phase:
         case HomePhase.OFFERED:
             staging = task.offering.staging if task.offering is not None else None
@@ -310,7 +308,7 @@ def holding_reason(task: HomeTask) -> str:
 
 def duration_text(seconds: float) -> str:
     """``3 s``, ``4 min``, ``2.5 h``."""
-    if seconds < 10:  # noqa: PLR2004 -- below that, tenths tell something
+    if seconds < 10:  # noqa: PLR2004 -- below 10 s, tenths matter
         return f"{seconds:.1f} s"
     if seconds < 120:  # noqa: PLR2004 -- the step from one unit to the next
         return f"{seconds:.0f} s"
@@ -318,7 +316,7 @@ def duration_text(seconds: float) -> str:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """The first few names, and the number of the others."""
     more = len(names) - NAMED_MAX
     return ", ".join([*names[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
@@ -362,7 +360,7 @@ def devices_reason(
     kept: Backfill | None,
     names: Mapping[str, str],
 ) -> str:
-    """The reason why its devices are not free; "" if they are. ``kept``: for others, as when this task was last looked at."""
+    """The reason why its devices are not free; "" if they are. ``kept``: reservations at the last check."""
 
     def allows(state: DeviceState, asked: DeviceRequest) -> bool:
         return kept is None or kept.allows(state, asked, task)
@@ -414,7 +412,7 @@ def _why_not(ledger: Ledger, ask: DeviceRequest, task: str, kept: Backfill | Non
     if other is None:
         return ""
     if other.is_hard:
-        return f"kept for {other.task}, which has waited so long that nobody overtakes it"
+        return f"kept for {other.task}, which has waited so long that no task may overtake it"
     left_s = other.starts_s - ledger.now_s
     until = "" if math.isinf(left_s) else f" and is to start in about {duration_text(left_s)}"
     return f"kept for {other.task}, which waits longer{until}"
@@ -427,7 +425,7 @@ def _holders(busy: Mapping[DeviceState, str], names: Mapping[str, str], before: 
     found = [f"{name} ({count})" if len(busy) > 1 else name for name, count in counts.most_common()]
     foreign = sum(bool(state.foreign) and state.device.kind == GPU for state in busy)
     if foreign and len(busy) > 1:
-        found.append(f"others' programs ({foreign})")
+        found.append(f"other programs ({foreign})")
     if not found:
         return ""
     return f"{before}{some_of(found)}" if before else f" ({some_of(found)})"
@@ -437,7 +435,7 @@ def _holders(busy: Mapping[DeviceState, str], names: Mapping[str, str], before: 
 
 
 def turn_reason(queue: WaitingQueue, task: HomeTask) -> str:
-    """The task that has to start before it, though there is room for it; "" if none has."""
+    """The reason that another task has to start before it, though there is room for it; "" if there is none."""
     first = queue.goes_before(task)
     if first is None:
         return ""
@@ -495,7 +493,7 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
 
 
 def _memory_there(profile: Profile, report: LoadReport, request: ResourceRequest) -> str:
-    """The reason why its memory is not free beside what all tasks there asked for; "" if it is."""
+    """The reason why its memory is not free, given the requests of all tasks there; "" if it is."""
     if has_memory(request, profile, report.mem_requested_bytes):
         return ""
     requested = f"{report.mem_requested_bytes / GIB:.1f} of {profile.mem_bytes / GIB:.1f} GiB of memory requested"
@@ -542,7 +540,7 @@ def _devices_there(profile: Profile, report: LoadReport, request: ResourceReques
     if possible < request.gpus:
         return False, words
     if sure < request.gpus:
-        return None, f"{words}; whether there is room beside the others is not told"
+        return None, f"{words}; whether they have room left is not reported"
     return (True if is_sure else None), _with_waiting(report, words)
 
 
@@ -551,7 +549,7 @@ def _with_waiting(report: LoadReport, words: str) -> str:
 
 
 def _has_room_there(gpu: Device, load: DeviceLoad | None, ask: DeviceRequest) -> bool | None:
-    """True if this GPU has room for the task; None: that depends on what is not told."""
+    """True if this GPU has room for the task; None if the report does not tell."""
     if load is None:
         return None
     if not load.health.is_usable or load.mode is DeviceMode.EXCLUSIVE:
@@ -563,7 +561,7 @@ def _has_room_there(gpu: Device, load: DeviceLoad | None, ask: DeviceRequest) ->
         return False
     if ask.fraction < 1.0:
         percent = math.ceil(ask.fraction * 100)
-        could = ask.need_bytes is not None or load.free_percent + 1 >= percent  # that was rounded down
+        could = ask.need_bytes is not None or load.free_percent + 1 >= percent  # free_percent is rounded down
         return True if load.free_percent >= percent else None if could else False
     if not load.free_slots:
         return False
@@ -605,14 +603,14 @@ class Suggestion(msgspec.Struct, frozen=True, gc=False):
 
 
 def smallest_change(node: Node, reasons: WaitReasons, spec: TaskSpec) -> Suggestion | None:
-    """The first change that is sure to help; None if no single one is."""
+    """The first change that is sure to help; None if no single change is."""
     for same in (*_other_gpus(node, spec.request), *_less(node, spec.request)):
         asking = [
             (words, msgspec.structs.replace(spec, request=msgspec.structs.replace(spec.request, **changes)))
             for words, changes in same
         ]
         if len(asking) > 1 and not reasons.has_room(asking[-1][1]):
-            continue  # where the most that it could do without does not help, less does not
+            continue  # if the largest reduction does not help, a smaller one does not
         for words, changed in asking:
             if name := reasons.has_room(changed):
                 return Suggestion(words, name)
@@ -626,7 +624,7 @@ def smallest_change(node: Node, reasons: WaitReasons, spec: TaskSpec) -> Suggest
 
 
 def _other_gpus(node: Node, request: ResourceRequest) -> Iterator[list[Change]]:
-    """Other GPUs, or less of them; each kind of change by itself, what takes the least away first."""
+    """Other GPUs, or less of them; by kind of change, the smallest reduction first."""
     if not request.gpus:
         return
     if request.gpu_wait is GpuWait.QUEUE and request.gpu_prefer:
@@ -660,13 +658,13 @@ def _elsewhere(placement: Placement) -> Iterator[Change]:
 
 
 def _largest(amounts: Iterable[float], below: float) -> list[float]:
-    """The largest different amounts below this, in tenths."""
+    """The largest distinct amounts below this, rounded down to tenths."""
     rounded = {math.floor(amount * STEP) / STEP for amount in amounts}
     return sorted((amount for amount in rounded if 0 < amount < below), reverse=True)[:TRIED_MAX]
 
 
 def _gpu_memory(node: Node, request: ResourceRequest) -> list[int]:
-    """Smaller amounts of memory of each GPU to try; any, if the request names none."""
+    """Smaller amounts of memory of each GPU to try; any amount if the request names none."""
     ledger = node.ledger
     if request.gpu_fraction < 1.0 or request.gpu_share is GpuShare.EXCLUSIVE:
         return []

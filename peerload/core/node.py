@@ -1,17 +1,17 @@
-"""The core of a node as one state machine: an event comes in with its moment, actions come out.
+"""The core of a node as one state machine: `handle` takes the current time and an event, and returns actions.
 
     node = Node(config, policies, identity, profile, random.Random(seed))
     actions = node.handle(now, event)
 
-`Node` routes; the decisions are made by the machines behind it: queue and ledger (what may start here), runs (what does
-run here), sharing (the policies), home (its own tasks), handoff and executor (the two sides of giving tasks away),
-membership (who is there). None of them reads a clock, draws from any chance but the one given, or does I/O. Waiting is an
+`Node` routes; the machines behind it decide: queue and ledger (which tasks may start here), runs (attempts that run
+here), sharing (the policies), home (its own tasks), handoff and executor (the two sides of moving a task), membership
+(the other nodes). None of them reads a clock, uses a random source other than the given one, or does I/O. Waiting is an
 action (`SetTimer`), expiry an event.
 
-Messages between nodes are authorised first: `TABLE` has every kind of message against everybody who could have sent it (rule P3).
-Who sent a message is proven before it gets here: the peer link knows it by certificate, gossip and the broker by the seal.
-All else in it is a claim. What a role may not say is dropped, told as an event of security, and changes nothing. Streams, gossip
-and the broker have their rows here, too.
+Messages between nodes are authorised first: `TABLE` has a verdict for each kind of message and each role of a sender
+(rule P3). The sender's identity is proven before a message gets here: on the peer link by its certificate, in gossip
+and on the broker by the seal. All other content is a claim. A message that a role may not send is dropped, reported as
+a security event, and changes nothing. Messages of streams, gossip and the broker have rows here, too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Node:
     def __init__(
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
-        """profile: with all that is known of its devices; others are told less of these."""
+        """profile: with all details of its devices, of which only a part is advertised to other nodes."""
         mediator = _Mediator(self)
         if profile.power is not None:
             profile = msgspec.structs.replace(profile, power=config.limited(profile.power))
@@ -115,15 +115,15 @@ class Node:
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
         """Decide about one event → the actions, in order. Raises InvariantBroken only for a bug of ours.
 
-        The order: the event is routed to the machine that it is for; then the machines settle, from eligibility to sharing,
-        since what one has changed may concern the next. Each says by an attribute whether it has anything to settle: mostly few
-        have, and a node handles many events.
+        Order: the event goes to its machine. Then the machines settle in turn, from eligibility to sharing, because a
+        change in one may affect the next. Each has an attribute that tells whether it needs to settle: most do not, and
+        a node handles many events.
         """
         state, sharing, shortage = self.state, self.sharing, self.shortage
         state.now = now
         self.ledger.now_s = now.boot_s
         state.actions = []
-        if isinstance(event, events.MessageReceived):  # most are
+        if isinstance(event, events.MessageReceived):  # the most frequent
             self._message(event)
         else:
             self._route(event)
@@ -149,7 +149,7 @@ class Node:
         return state.actions
 
     def _slot_freed(self) -> None:
-        """An attempt has ended, and the next one has started: others are asked for more."""
+        """Ask other nodes for tasks after an attempt has ended and the next tasks here have started."""
         self.runs.has_freed = False
         self.sharing.completed()
 
@@ -162,17 +162,17 @@ class Node:
             table.update(kept)
 
     def knows(self, key: str) -> bool:
-        """True if this is the attempt of an unfinished task of this home, or one of another home that is here."""
+        """True for the current attempt of an unfinished task of this home, and for a remote attempt here."""
         try:
             task = self.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
-        except ValueError:  # a file that somebody else has put here
+        except ValueError:  # a foreign file in the spool
             return False
         return key in self.executor.remote_tasks or (task is not None and task.key == key)
 
     @property
     def has_work(self) -> bool:
-        """True if a task of this home has not ended, one of another is here, or other programs keep slots busy: the machine must
-        not sleep."""
+        """True if a task of this home has not ended, a task of another home is here, or other programs keep slots busy:
+        the machine must not sleep."""
         has_tasks = self.home.number or self.executor.remote_tasks or self.ledger.inbound
         return bool(has_tasks or self.ledger.foreign_slots)
 
@@ -330,7 +330,7 @@ class Node:
     # -- restart -------------------------------------------------------------------------------------------------------
 
     def _restart(self, event: events.AgentStarted) -> None:
-        """Take up every unfinished task and every attempt that is here for another home."""
+        """Restore every unfinished task of this home and every attempt of another home."""
         self.submissions.restore(event.counter)
         self.state.prices = event.prices
         self.executor.fences.restore(event.floors)
@@ -349,11 +349,11 @@ class Node:
             if remote.phase is not RemotePhase.ENDED:
                 self.runs.restore(remote)
         works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
-        self.eligibility.dependencies.restored()  # what is awaited is counted, before any of it ends
+        self.eligibility.dependencies.restored()  # counts the awaited tasks before any of them ends
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
-        for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
+        for home, at in event.revoked:  # a new node of that name has started its tasks later
             self.executor.home_revoked(home, at)
         for work in sorted(works, key=submission_order) if together else works:
             self._restored_arrives(work)
@@ -382,21 +382,21 @@ class Node:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        """Handle the introduction or return of a peer. ``told_by_itself``: over its own link, just now; a
-        message through a broker proves nothing."""
+        """Handle the introduction or return of a peer. ``told_by_itself``: over its own link, just now; a message
+        through a broker does not prove that the peer is alive."""
         node = event.identity.node
         known = self.membership.gossip.anti_entropy.known.get(node)
         if event.retained and known is not None and known.boot == event.identity.boot:
-            return  # a broker keeps what the dead said last: this run was known before, and is looked for
+            return  # a broker also keeps messages of dead nodes; this run is known, and gossip probes it
         is_new = self.membership.meet(
             event.identity,
             event.profile,
-            event.report if not event.retained else None,  # how old it is, nobody knows
+            event.report if not event.retained else None,  # of unknown age
             refutation=event.refutation,
             in_person=told_by_itself,
         )
         peer = self.membership.get(node)
-        if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
+        if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late message
             self.handoff.leases.machine_changed(event.identity)
         if is_new:
             self._is_back(node)
@@ -432,17 +432,17 @@ class Node:
         if self.home.untouched:
             self._touch_named(message)
         if self.authorisation.verdict(src, message) is DROPPED:
-            task = getattr(message, "task", "what it does not have")
+            task = getattr(message, "task", "no task")
             self.state.count(
                 metrics.labelled(metrics.MESSAGES_UNAUTHORIZED, type=str(type(message).__struct_config__.tag))
             )
             self.state.broken(
-                rules.ROLES_CHECKED, src, f"{type(message).__struct_config__.tag} of {task} is not its to say"
+                rules.ROLES_CHECKED, src, f"{type(message).__struct_config__.tag} of {task} may not come from it"
             )
             return
         self.membership.heard_from(src)
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
-            return  # said to a home that has gone away; it will be said again
+            return  # for a home that has stopped; the sender repeats it
         route = self._ROUTES.get(type(message))
         if route is None:
             self.state.count(metrics.MESSAGES_UNKNOWN)
@@ -479,7 +479,7 @@ class Node:
             self._met(met, told_by_itself=False)
         else:
             self.state.count(metrics.STATES_FORGED)
-            self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
+            self.state.broken(rules.ROLES_CHECKED, src, "a state report in another node's name")
 
     _ROUTES: ClassVar[Mapping[type[Any], Callable[[Node, Any], object]]] = {
         # advice
@@ -524,7 +524,7 @@ class Node:
         messages.TasksTold: lambda self, event: self.eligibility.remote_status.status_received(
             event.src, event.message
         ),
-        # who is there
+        # membership
         messages.Ping: lambda self, event: self.membership.pinged(event.src, event.message, self.sharing.report()),
         messages.Pong: lambda self, event: self._pong_received(event.src, event.message),
         messages.Sync: lambda self, event: self._synced(event.src, event.message),
@@ -534,12 +534,12 @@ class Node:
         messages.Wake: lambda self, event: self.membership.waking.wake_requested(event.message.node),
         messages.Leaving: lambda self, event: self.membership.left(event.src),
     }
-    """Each kind of message, and the machine that it is for; all others are the agent's own. A table, since a node of a simulation gets
-    thousands a second, and one of forty `case` in turn takes as long as what is done about it."""
+    """Each kind of message with its machine; the agent handles all others. A table, because a simulated node receives
+    thousands a second, and forty `case` clauses in turn take as long as the handling."""
 
     def _touch_named(self, message: Any) -> None:  # noqa: ANN401 -- any message may name tasks
-        """Make the tasks of this home that a message names tasks of their own: of a database that was put back from a copy, an
-        untouched one may have an attempt elsewhere."""
+        """Make the tasks of this home that a message names tasks of their own. After a restore of the database from a
+        copy, an untouched task may have an attempt elsewhere."""
         for named in (message, *getattr(message, "renewals", ())):
             task = getattr(named, "task", "")
             if isinstance(task, str) and "." in task and task_home(task) == self.state.node:
@@ -611,7 +611,7 @@ class Node:
             case timers.Shortage():
                 self.shortage.try_again()
             case timers.EligibilityDue() | timers.FrozenTimeout():
-                pass  # the machines settle after each event: that is all it takes
+                pass  # the machines settle after each event, so nothing else is needed
             case _:
                 assert_never(timer)
 
@@ -636,13 +636,13 @@ class Node:
 
 
 def _is_doubtful(members: events.MembersRow, event: events.AgentStarted) -> bool:
-    """True if each member has to be looked at: another node may have it, or this one cannot run it."""
+    """True if each member needs a check: another node may have it, or this one cannot run it."""
     is_older = submission_of(members.record.task) <= event.attempts_up_to
     return event.commits_lost or is_older or not members.directory_here
 
 
 class _Mediator:
-    """Passes the calls of `Mediator` on to the machines of one node."""
+    """Passes the calls of `Mediator` to the machines of one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -720,7 +720,7 @@ class _Mediator:
 
 
 class Role(enum.StrEnum):
-    """Role of a sender towards the task or attempt that its message is about; where it is about none, towards this node."""
+    """Role of a sender towards the task or attempt of its message; towards this node if the message names none."""
 
     HOME = "its home"
     HOLDER = "the node it is leased, or offered, to"
@@ -740,28 +740,28 @@ class AuthorisationVerdict(enum.StrEnum):
 
 
 TAKEN, PASSED_OVER, DROPPED = AuthorisationVerdict.TAKEN, AuthorisationVerdict.PASSED_OVER, AuthorisationVerdict.DROPPED
-"""TAKEN: what it says is weighed. PASSED_OVER: nothing of it counts, and that may be nobody's fault: it may be late; who
-sent it may be told how things stand. DROPPED: no node that keeps the rules says that; an event of security."""
+"""TAKEN: its content is evaluated. PASSED_OVER: it is ignored, perhaps because it is late, which is no fault; the
+sender may get the current state. DROPPED: a correct node never sends it; a security event."""
 
 VerdictsByRole = dict[Role, AuthorisationVerdict]
 _NOBODY: VerdictsByRole = dict.fromkeys(Role, DROPPED)
 ANY_MEMBER: VerdictsByRole = _NOBODY | {Role.HOME: TAKEN, Role.HOLDER: TAKEN, Role.FORMER: TAKEN, Role.MEMBER: TAKEN}
-"""Advice, and who is there: it moves nothing that anybody has."""
+"""Advice and membership: these messages move no task."""
 ITS_HOME: VerdictsByRole = _NOBODY | {Role.HOME: TAKEN}
 ITS_HOLDER: VerdictsByRole = _NOBODY | {Role.HOLDER: TAKEN, Role.FORMER: PASSED_OVER, Role.MEMBER: PASSED_OVER}
-"""Nothing is remembered of nodes that gave an attempt back, so that their late words look like those of any member."""
+"""Nodes that gave an attempt back are not remembered, so their late messages look like those of any member."""
 MAY_BE_BACK: VerdictsByRole = ITS_HOLDER | {Role.FORMER: TAKEN}
-"""A node that was lost sight of, and still has what nobody else was given since (R11)."""
+"""A node that was lost, and still has a task that no other node was given since (R11)."""
 HAD_IT: VerdictsByRole = _NOBODY | {Role.HOLDER: TAKEN, Role.FORMER: TAKEN}
 """The first result of any attempt that was granted counts (R9)."""
 WHO_WAS_ASKED: VerdictsByRole = ANY_MEMBER
-"""Over a stream that this node has opened, to that very member; over any other it closes the stream."""
+"""Over a stream that this node has opened to that member; over any other stream the message closes the stream."""
 
 TABLE: Mapping[type[Any], VerdictsByRole] = {
-    # Who is there, and advice. Statements of the CA are signed by it, WAKE wakes a member that is asleep once a second at most, and
-    # DIAL_BACK makes a connection to the asker, who could have made it.
+    # Membership and advice. The CA signs its statements, WAKE wakes a sleeping member at most once a second, and
+    # DIAL_BACK makes a connection to the sender, who could have made it.
     **dict.fromkeys(get_args(messages.Membership | messages.Advice | gossip.GossipMessage), ANY_MEMBER),
-    # home → executor, but for what home says to home of tasks of the node that is asked, or that was asked
+    # home → executor, except messages between homes about tasks of one of them
     **dict.fromkeys(get_args(messages.Ownership), ITS_HOME),
     messages.AwaitTasks: ANY_MEMBER,
     messages.TasksTold: ANY_MEMBER,
@@ -773,15 +773,15 @@ TABLE: Mapping[type[Any], VerdictsByRole] = {
     **dict.fromkeys(get_args(messages.Output | messages.Input | messages.Files | messages.Forwarding), WHO_WAS_ASKED),
     messages.OutputRequest: ITS_HOME,
     messages.InputRequest: ITS_HOLDER,
-    messages.BlocksRequest: ANY_MEMBER,  # who knows the digest of a block has a manifest that names it
-    messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/control/authorization.py
+    messages.BlocksRequest: ANY_MEMBER,  # a sender that knows a block's digest has its manifest
+    messages.Forward: ANY_MEMBER,  # agent/control/authorization.py authorizes its user
     messages.ForwardStop: ANY_MEMBER,
 }
 
 
 class Authorisation:
-    """Authorisation of messages by table. ``executor`` knows the tasks of other homes here, ``home`` those of this home
-    elsewhere."""
+    """Authorisation of messages by table. ``executor`` knows the tasks of other homes here, ``home`` the tasks of this
+    home elsewhere."""
 
     def __init__(self, node: str, home: Home, executor: ExecutorHandoff) -> None:
         self._node = node
@@ -789,8 +789,8 @@ class Authorisation:
         self._executor = executor
 
     def verdict(self, src: str, message: Any) -> AuthorisationVerdict:  # noqa: ANN401 -- any of the table
-        """The verdict on this message of this member. Of one about several attempts: of the best of them, since each is
-        looked at where it is read."""
+        """The verdict on this message of this member. For a message about several attempts it is the best of their
+        verdicts, because the handler checks each of them."""
         row = TABLE[type(message)]
         if src == self._node:
             return row[Role.SELF]
@@ -799,8 +799,8 @@ class Authorisation:
         return row[self._as_home(src, message) if row is ITS_HOME else self._as_holder(src, message)]
 
     def _as_home(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
-        """The role of src towards an attempt here, or one that is to come here: its home is the node that has committed it; of one that nobody
-        here knows, the node in its id."""
+        """The role of src towards an attempt that is here or will come here. Its home is the node that committed it;
+        for an unknown attempt, the node in its id."""
         if isinstance(message, messages.RenewOk | messages.Park):
             items = message.extensions if isinstance(message, messages.RenewOk) else message.parkings
             known = [remote for item in items if (remote := self._executor.by_uid.get(item.uid)) is not None]
@@ -810,9 +810,9 @@ class Authorisation:
         return Role.HOME if home == src else Role.MEMBER
 
     def _as_holder(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
-        """The role of src towards a task of this home. One that has ended, or is not known, may have been anybody's."""
+        """The role of src towards a task of this home. Any node may have had a task that has ended or is unknown."""
         if isinstance(message, messages.Renew):
-            return Role.FORMER  # each renewal is of another task
+            return Role.FORMER  # each renewal is for a different task
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > self._home.next_attempt(task):
             return Role.FORMER

@@ -1,4 +1,4 @@
-"""The common ground of all machines of a node: its state, the calls between machines that do not hold each other, and batched requests."""
+"""Shared parts of the machines of a node: its state, calls between machines without mutual references, batches."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 LATER_RUN = "peers know a later run with this database: it was restored from a copy, or another agent uses one"
 FOREVER_S = 1e8
-"""Three years: what is so far off does not come, and no timer is set for it."""
+"""Three years: such a distant moment never comes, and no timer is set for it."""
 
 
 class CoreState:
-    """Shared state of the core, one object per node. ``actions`` is emptied by `Node.handle` at every event;
-    ``counts`` are plain counters; ``history`` is the past durations of commands; ``has_disk_room``: the disk has
-    enough room for more tasks; ``runs_frozen_only``: only frozen attempts run here; ``is_stuck``: and no core is
-    left beside them; ``turned_away``: the task that was declined for that in this event; ``unsure_until_s``:
-    until then another node may have a task of this home by a lease that the database has lost; ``attempts_from``,
-    ``attempts_up_to``: as in `AgentStarted`; ``store``: the id of the database under which promises are made to
-    homes; it differs from that in ``identity`` once the database is known to be an older copy."""
+    """Shared state of the core, one object per node. ``actions`` is emptied by `Node.handle` at every event; ``counts``
+    are plain counters; ``history`` is the past durations of commands; ``has_disk_room``: the disk has enough space for
+    more tasks; ``runs_frozen_only``: only frozen attempts run here; ``is_stuck``: and they leave no core free;
+    ``turned_away``: the offer that was declined for this reason in this event; ``unsure_until_s``: until then another
+    node may have a task of this home under a lease that is missing in the database; ``attempts_from``,
+    ``attempts_up_to``: as in `AgentStarted`; ``store``: the id of the database under which this node makes promises to
+    homes; it differs from the one in ``identity`` once the database is known to be an older copy."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class CoreState:
 
     @property
     def price(self) -> float | None:
-        """The price of energy now; None where nothing is known of it."""
+        """The current price of energy; None if it is unknown."""
         if not self.prices:
             return None
         value = self.prices[max(bisect_right(self.prices, self.now.wall_s, key=lambda one: one[0]) - 1, 0)][1]
         return value if math.isfinite(value) else None
 
     def run_s_max(self, work: Work, models: Sequence[str] = ()) -> float:
-        """The time that it will run here nearly for sure, as far as it is limited, or its command is known; else infinite.
-        ``models``: of the GPUs it may have; what it took on such counts first."""
+        """An upper bound of its run time here that nearly always holds, from its limit and its command's history; else
+        infinite. ``models``: of the GPUs it may have; its run times on these count first."""
         keys, limit_s = self.history.keys_of(work), work.spec.time_limit_s or math.inf
         if work.spec.request.gpus and models:
             on_such = [self.history.gpu.on(keys, model, RUNS_KNOWN_MIN) for model in models]
@@ -97,8 +97,8 @@ class CoreState:
         return min(past.nearly_all_s(self.profile.speed), limit_s)
 
     def learned_gpu_bytes(self, work: Work, models: Iterable[str]) -> Mapping[str, int]:
-        """Memory that its command has needed of GPUs of these models, as far as it is known; of one that shares GPUs though
-        nothing is known of it, what most tasks do."""
+        """GPU memory that its command has needed on these models, as far as it is known. A task that shares GPUs by
+        time and whose command is unknown gets the typical need of all tasks."""
         request, known = work.spec.request, self.history.gpu
         if not request.gpus or request.gpu_mem_bytes or request.gpu_fraction < 1.0 or not len(known):
             return NOTHING_LEARNED
@@ -109,7 +109,7 @@ class CoreState:
 
     @property
     def takes_remote_tasks(self) -> bool:
-        """True if tasks of other homes may come here at all."""
+        """True if tasks of other homes may come here."""
         return not self.profile.drained and not self.profile.trouble and self.has_disk_room and not self.is_stuck
 
     def count(self, name: str, by: int = 1) -> None:
@@ -117,7 +117,7 @@ class CoreState:
         self.counts[name] = self.counts.get(name, 0) + by
 
     def policy_failed(self, error: Exception | SystemExit) -> None:
-        """Count a failure of a policy (an exception, an invalid answer), and keep the first."""
+        """Count a failure of a policy (an exception or an invalid answer), and keep the first one."""
         self.count(metrics.POLICY_ERRORS)
         if not self.policy_failure:
             trace = error.__traceback__
@@ -132,12 +132,12 @@ class CoreState:
         self.actions.append(Send(dst, message))
 
     def persist(self, *rows: Row) -> None:
-        """Make rows durable; what is sent after this waits until they are."""
+        """Make rows durable; messages sent after this call wait until they are."""
         self.actions.append(Persist(rows))
 
     def advance_incarnation(self, incarnation: int, *, is_copy: bool) -> None:
-        """Count as a later run than that one. is_copy: it was a run of this very database, which does not know of it: what was
-        promised since is missing here, so that promises are made under another id from now on, for good."""
+        """Move to an incarnation after this one. is_copy: it was a run of this same database, which does not contain
+        it. Its promises are missing here, so this node makes promises under another id of the database from now on."""
         self.identity = msgspec.structs.replace(self.identity, incarnation=incarnation + 1)
         if is_copy and self.store == self.identity.store:
             self.store = f"{self.rng.getrandbits(64):016x}"
@@ -147,16 +147,16 @@ class CoreState:
     def note(
         self, what: str, state: str, *, task: str = "", attempt: int = 0, node: str = "", reason: str = ""
     ) -> None:
-        """Keep an event for people (`EVENTS` lists what can happen); nothing waits for it."""
+        """Record an event for people (`EVENTS` lists the possible ones); nothing waits for it."""
         self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
 
     def broken(self, rule: str, who: str, what: str) -> None:
-        """Report that a security rule was broken, and by whom. Only for messages that a correct node never sends,
-        however late they arrive."""
+        """Report a break of a security rule, and the node that broke it. Only for messages that a correct node never
+        sends, not even late."""
         self.note("security", rule, node=who, reason=what)
 
     def note_remote(self, remote: RemoteTask, state: str, reason: str) -> None:
-        """Keep an event about an attempt of another home that is here."""
+        """Record an event about an attempt of another home that is here."""
         self.note("attempt", state, task=remote.task, attempt=remote.attempt, node=remote.home, reason=reason)
 
     def set_timer_in(self, seconds: float, timer: Timer) -> None:
@@ -183,19 +183,19 @@ class Mediator(Protocol):
         """A task may run from now on: it is queued, and considered for other nodes."""
 
     def task_placed(self, task: HomeTask, node: str, /) -> None:
-        """A task needs no place any more: ``node`` has it, or "", since it is over."""
+        """A task no longer needs a place: ``node`` has it, or "" if the task is over."""
 
     def task_kept_back(self, task: HomeTask, /) -> None:
-        """A task waits no more, and is not leased, either."""
+        """A task no longer waits, and is not leased either."""
 
     def task_left_gate(self, task: HomeTask, /) -> None:
-        """A task waits at the gate no more, and has not passed."""
+        """A task left the gate without passing it."""
 
     def rows_at_end(self, record: TaskRecord, /) -> Sequence[Row]:
         """The rows that are made durable together with the end of this task."""
 
     def task_ended(self, record: TaskRecord, /) -> None:
-        """A task has ended, and its end is on its way to the disk."""
+        """A task has ended, and its end is being written to disk."""
 
     def is_awaited(self, array: str, /) -> bool:
         """True if other tasks or other homes wait for the ends of this array's members."""
@@ -204,7 +204,7 @@ class Mediator(Protocol):
         """A task is over and leaves memory."""
 
     def submission_checked(self, event: TaskSubmitted, /) -> None:
-        """Continue a submission: all tasks that it waits for are known to exist."""
+        """Continue a submission: all tasks that it depends on are known to exist."""
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Mediator(Protocol):
         """Handle an offer that was declined."""
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:
-        """True if a task that was held may be leased again."""
+        """True if a task that was held may regain its lease."""
 
     # -- tasks of other homes ------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Mediator(Protocol):
         """Ask other nodes for their states, as the information policy wants."""
 
     def report_met(self, node: str, report: LoadReport, /) -> None:
-        """There is a newer load report of a peer."""
+        """Handle a newer load report of a peer."""
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -248,17 +248,17 @@ class Mediator(Protocol):
         """A peer is declared dead."""
 
     def peer_came_back_older(self, node: str, /) -> None:
-        """A peer has started with a database from before its last start: it was restored from a copy, and what it has
-        promised since is not in it."""
+        """A peer has started with a database older than its last start: it was restored from a copy, and later promises
+        are missing in it."""
 
 
 TASKS_AT_A_TIME = 250
-"""Steps that one request takes before others have their turn: some milliseconds, with what the agent does about each."""
+"""Steps that one request takes before others have their turn: some milliseconds, including the agent's part of each."""
 
 
 class BatchedRequests:
-    """Requests that are handled in batches, one object per node; its timer is ``request``. Requests under way are
-    not durable: an agent that is killed meanwhile has answered nobody."""
+    """Requests that are handled in batches, one object per node; its timer is ``request``. Requests in progress are
+    not durable: a client of an agent that is killed meanwhile gets no answer."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -266,12 +266,13 @@ class BatchedRequests:
 
     def carry_out(self, request: int, steps: Iterator[int | None]) -> None:
         """Carry out the steps of a request: each handles one task, or as many similar tasks as it yields. After
-        TASKS_AT_A_TIME the rest continues in later events, so each step has to check the current state of its task."""
+        TASKS_AT_A_TIME tasks the rest continues in later events, so each step must check the current state of its
+        task."""
         self._under_way[request] = steps
         self.go_on(request)
 
     def go_on(self, request: int) -> None:
-        """The next steps of a request that is under way."""
+        """Carry out the next steps of a request in progress."""
         steps = self._under_way.get(request)
         if steps is None:
             return

@@ -1,4 +1,4 @@
-"""The two kinds of work a node holds: tasks whose home it is, and remote tasks, attempts that other homes have committed to it."""
+"""The two kinds of work of a node: tasks of this home, and remote tasks (attempts that other homes committed to it)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class HomePhase(enum.StrEnum):
     WAITING = "waiting"
     """Queued: it may start here, or be offered."""
     OFFERED = "offered"
-    """Queued, and an offer is out: it must not start here."""
+    """Queued, and an offer is pending: it must not start here."""
     RESTING = "resting"
-    """Queued, but an attempt of it was lost, or has failed: it waits a while before it is considered."""
+    """Queued, but an attempt was lost or has failed: it waits before it is considered again."""
     GATED = "gated"
-    """Queued, but it has to wait for other tasks, or for a slot of its group: nobody is offered it."""
+    """Queued, but waits for other tasks or for a slot of its group: it is not offered to other nodes."""
     HELD = "held"
-    """Kept back until it is released."""
+    """Held until a user releases it."""
     HERE = "here"
     """Leased to this node itself: starting, running or ending."""
     AWAY = "away"
     """Leased to another node."""
     COLLECTING = "collecting"
-    """The result is known, its output is on the way home."""
+    """The result is known; its output is being fetched."""
     UNKNOWN = "unknown"
-    """It may run once only, and what became of that is not known (yet)."""
+    """It may run only once, and the outcome of its attempt is not known (yet)."""
     OVER = "over"
     """Cancelled; kept only while its process is still being ended here."""
 
@@ -49,7 +49,7 @@ class RemotePhase(enum.StrEnum):
     """Phase of an attempt of another home at its executor."""
 
     RESERVED = "reserved"
-    """Accepted: room is kept until the COMMIT comes or time is up."""
+    """Accepted: its resources are reserved until the COMMIT comes or the reservation times out."""
     WAITING = "waiting"
     """Committed, in this node's queue."""
     HERE = "here"
@@ -59,20 +59,20 @@ class RemotePhase(enum.StrEnum):
 
 
 QUEUED_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
-"""The phases of a task that is QUEUED on disk, and whose result is not known."""
+"""The phases of a task that is QUEUED on disk and whose result is not known."""
 
 HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     HomePhase.WAITING: (
         HomePhase.OFFERED,
-        HomePhase.RESTING,  # a lease that the database has lost may not have run out
+        HomePhase.RESTING,  # a lease that is missing in the database may be valid
         HomePhase.GATED,
         HomePhase.HELD,
         HomePhase.HERE,
-        HomePhase.AWAY,  # accepted; or a node that was given up is back with it (R11), as from other phases
-        HomePhase.COLLECTING,  # a node that was given up has its result, as from other phases
+        HomePhase.AWAY,  # accepted; or a node given up as lost returns with it (R11), as from other phases
+        HomePhase.COLLECTING,  # a node given up as lost has its result, as from other phases
         HomePhase.OVER,
     ),
-    HomePhase.OFFERED: (HomePhase.WAITING,),  # first, whatever comes next: the offer is withdrawn
+    HomePhase.OFFERED: (HomePhase.WAITING,),  # the offer is withdrawn before any other transition
     HomePhase.RESTING: (
         HomePhase.WAITING,
         HomePhase.HELD,
@@ -97,7 +97,7 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
         HomePhase.UNKNOWN,
         HomePhase.OVER,
     ),
-    HomePhase.COLLECTING: (  # its output has not come: back to where its record says that it is
+    HomePhase.COLLECTING: (  # its output did not come: back to the phase of its record
         HomePhase.WAITING,
         HomePhase.HELD,
         HomePhase.AWAY,
@@ -110,13 +110,13 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
         HomePhase.HELD,
         HomePhase.AWAY,
         HomePhase.COLLECTING,
-        HomePhase.UNKNOWN,  # its node gives its word that nothing is left
+        HomePhase.UNKNOWN,  # its node confirms that it has no attempt
         HomePhase.OVER,
     ),
     HomePhase.OVER: (),
 }
-"""Allowed transitions of phases at home; `docs/architecture.md` draws this table. A task that ends is forgotten in the
-phase that it was in, but for a cancelled one whose process is still here."""
+"""Allowed transitions of phases at home; `docs/architecture.md` draws this table. A task that ends is forgotten in its
+current phase, except a cancelled task whose process is still here."""
 
 REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
     RemotePhase.RESERVED: (RemotePhase.WAITING,),
@@ -124,14 +124,14 @@ REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
     RemotePhase.HERE: (RemotePhase.ENDED,),
     RemotePhase.ENDED: (),
 }
-"""Allowed transitions of attempts of other homes. One that is given back, refused or forgotten leaves the table in any phase."""
+"""Allowed transitions of remote attempts. An attempt given back, refused or forgotten leaves the table in any phase."""
 
 
 class Offering(NamedTuple):
-    """The offer that is out for an OFFERED task.
+    """The pending offer of an OFFERED task.
 
-    is_voluntary: it counts as a migration; searches_on: a declined offer leads to another search (not that of a task given on
-    request, whose loss triggers nothing). staging: what the node has said last of its files and its environment, None = nothing.
+    is_voluntary: it counts as a migration; searches_on: a declined offer starts another search (not for a task that a
+    node asked for). staging: the last report on its files and its environment, None = no report.
     """
 
     node: str
@@ -142,11 +142,11 @@ class Offering(NamedTuple):
 
 class GrantedLease(msgspec.Struct, gc=False):
     """The newest lease that a home has granted to another node for a task. A task has one from its first COMMIT on,
-    also when it was given up: its node may come back with it (R11).
+    also after that node was given up as lost: it may return with the task (R11).
 
-    deadline_s: when the lease has run out for sure (boot time); repeat_s: the pause before its node is asked again; heard_ts:
-    the newest that its node's clock was heard to show, 0 = nothing since this home's start; commits: how often COMMIT was
-    sent; is_forgotten: its node came back with an older database.
+    deadline_s: the lease has surely expired then (boot time); repeat_s: the pause before the node is asked again;
+    heard_ts: the newest time reported of the node's clock, 0 = none since this home's start; commits: how often COMMIT
+    was sent; is_forgotten: the node returned with an older database.
     """
 
     repeat_s: float = 0.0
@@ -157,10 +157,10 @@ class GrantedLease(msgspec.Struct, gc=False):
 
 
 class Collection(msgspec.Struct, frozen=True, gc=False):
-    """Result whose output is being fetched. A task has one while it is COLLECTING, and keeps it if the fetch fails.
+    """Result whose output is being fetched. A COLLECTING task has one, and keeps it if the fetch fails.
 
-    why: why the task is not tried again; failed_because: why the output could not be kept here the last time; done_bytes: of the
-    output files, here by now.
+    why: why the task is not retried; failed_because: why the last attempt to store the output here failed; done_bytes:
+    bytes of the output files that have arrived.
     """
 
     attempt: int
@@ -174,13 +174,15 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 class Work:
     """A task or an attempt that may wait in the queue of this node and be started here.
 
-    order: the place in the order of arrival at this node; line: the one of its priority that it was last added to; is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is out, so it must not start here;
-    started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
-    devices: the ids of those it was given, here or, as its node has said, there; reserved: of those that are kept for it, once nobody may overtake it there.
+    order: place in the order of arrival at this node; line: the line of its priority that it was last added to;
+    is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is pending, so it must not
+    start here; started_s: when it took its resources here (boot time); keys: identify its command, () until needed;
+    devices: ids of its devices, here or as its node reported; reserved: ids of devices kept for it, once no task may
+    overtake it there.
     """
 
     __slots__ = (
-        "__dict__",  # of what few tasks have: a class attribute until it is set
+        "__dict__",  # for attributes that few tasks have: class attributes until they are set
         "after",
         "arrived_s",
         "before",
@@ -195,7 +197,7 @@ class Work:
         "withheld",
     )
     count = 1
-    """Number of tasks that this stands for."""
+    """Number of tasks that this object represents."""
     killed_because = ""
     output_waits_because = ""
     """Reason why the output files of its ended process are not collected or placed yet."""
@@ -218,19 +220,18 @@ class Work:
         self.keys: tuple[bytes, ...] = ()
 
     def moves(self) -> int:
-        """Placements away from its home by choice, so far."""
+        """Number of placements away from its home by choice."""
         return 0
 
 
 class HomeTask(Work):
-    """A task of this home with its durable record and what is known of it in memory.
+    """A task of this home: its durable record and its state in memory.
 
-    search: the search for a place for it, 0 = waits for its turn; stranded_because: why it has no place now; backoff_s: the
-    pause of a stranded task before it is asked about again; cannot_here: why this home can never run it, though its profile
-    fits (no such directory); not_built: why its environment could not be built here; running_at: when its process started
-    (Unix s), 0 = it has none, as far as is known;
-    false_starts: how often nodes could not start it; signalled: (attempt, the signals that a user has sent it); terms: what
-    only its home has to know.
+    search: the search for a place, 0 = the task waits for its turn; stranded_because: why it has no place now;
+    backoff_s: the pause before a stranded task asks again; cannot_here: why this home can never run it, though its
+    profile fits (no such directory); not_built: why its environment could not be built here; running_at: when its
+    process started (Unix s), 0 = no known process; false_starts: how often nodes could not start it; signalled:
+    (attempt, the signals that a user has sent it); terms: options that only its home needs.
     """
 
     __slots__ = ("phase", "record", "search", "terms")
@@ -262,15 +263,15 @@ class HomeTask(Work):
 
     @property
     def has_ended_elsewhere(self) -> bool:
-        """True if the process of its attempt has ended on its node, as far as is known, and its output waits."""
+        """True if the process of its attempt is known to have ended on its node, and its output waits."""
         is_collected = self.collection is not None and self.collection.attempt == self.record.attempt
         return is_collected or bool(self.output_waits_because)
 
     def enter(
         self, phase: HomePhase, *, offering: Offering | None = None, collection: Collection | None = None
     ) -> None:
-        """Set the phase and its fields; the only place that does. Raises InvariantBroken for a transition that is not
-        in HOME_TRANSITIONS."""
+        """Set the phase and its fields; no other method does. Raises InvariantBroken for a transition that is not in
+        HOME_TRANSITIONS."""
         if (
             phase not in HOME_TRANSITIONS[self.phase]
             or (offering is None) == (phase is HomePhase.OFFERED)
@@ -284,7 +285,7 @@ class HomeTask(Work):
 
     @property
     def offered_to(self) -> str:
-        """The node that an offer is out to; "" if there is none."""
+        """The node that holds its pending offer; "" if there is none."""
         return self.offering.node if self.offering is not None else ""
 
     @property
@@ -301,11 +302,11 @@ class HomeTask(Work):
 
 
 class UntouchedMembers(Work):
-    """Members of a uniform array of this home, next to each other in the queue, that wait and of which nothing else has become:
-    one object for all. Whoever is about to start, offer, change or show one of them has it made a task first (`Home.touch`).
+    """Waiting members of a uniform array of this home, next to each other in the queue, that differ only by number: one
+    object for all. Before a member is started, offered, changed or shown, it is made a task of its own (`Home.touch`).
 
-    task: the name of the array; ``order``: that of the first; members: their numbers; no other member of this array lies between
-    the first and the last of them; record: what their records have in common; uid_key: their uids are derived from it.
+    task: the name of the array; ``order``: of the first member; members: their numbers; no other member of this array
+    lies between the first and the last of them; record: their common record; uid_key: the key of their uids.
     """
 
     __slots__ = ("home", "members", "record", "terms", "uid_key")
@@ -329,7 +330,7 @@ class UntouchedMembers(Work):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """Number of tasks that this stands for."""
+        """Number of tasks that this object represents."""
         return len(self.members)
 
     def split(self, members: range) -> UntouchedMembers:
@@ -352,10 +353,10 @@ class MemberTable(Protocol):
 
 
 class RemoteTask(Work):
-    """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
-    deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
-    (is_parked). unwanted_because: its home is out of the cluster, why, and its processes are being ended. is_staging: it is reserved,
-    and accepted when its files are here: no lease runs while they are copied."""
+    """An attempt of another home. ts: this node's clock at the newest message that its home has answered or mentioned;
+    deadline_s: ts + the granted lease, when the launcher freezes it; infinite while its home has parked it (is_parked).
+    unwanted_because: why its home left the cluster, while its processes are being ended. is_staging: it is reserved,
+    and will be accepted when its files are here; no lease runs while they are copied."""
 
     nonce = 0
     ts = 0.0
@@ -402,8 +403,8 @@ class RemoteTask(Work):
         return remote
 
     def enter(self, phase: RemotePhase) -> None:
-        """Another phase; the one place where it is set. Raises InvariantBroken for a transition that REMOTE_TRANSITIONS does
-        not have."""
+        """Set the phase; no other method does. Raises InvariantBroken for a transition that is not in
+        REMOTE_TRANSITIONS."""
         if phase not in REMOTE_TRANSITIONS[self.phase]:
             raise InvariantBroken(f"{self.key} of {self.home}: {self.phase} → {phase}", story=story(self))
         self.phase = phase
@@ -425,7 +426,7 @@ class RemoteTask(Work):
 
     @property
     def array(self) -> str:
-        """The id of the array that it is a member of; its own if it is of none."""
+        """The id of the array that it is a member of, or its own id."""
         return self.task.rpartition(".")[0] or self.task
 
     def moves(self) -> int:
@@ -439,15 +440,15 @@ class RemoteTask(Work):
 
 
 def as_recorded(spec: TaskSpec, record: TaskRecord) -> TaskSpec:
-    """The spec of a task as its record has changed it since the submission."""
+    """The spec of a task with the changes that its record has made since the submission."""
     if record.priority is not None and record.priority != spec.priority:
         spec = msgspec.structs.replace(spec, priority=record.priority)
     return with_more_memory(spec, record.gpu_mem_bytes, alone=record.gpu_alone)
 
 
 def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> TaskSpec:
-    """The spec of a task that ran out of GPU memory before: so much of each GPU (0: as it was submitted), and, if
-    ``alone``, GPUs that it shares with nobody."""
+    """The spec of a task that ran out of GPU memory before: with this much memory of each GPU (0: unchanged), and, if
+    ``alone``, with GPUs that it shares with no task."""
     request = spec.request
     if gpu_mem_bytes:
         request = msgspec.structs.replace(request, gpu_mem_bytes=gpu_mem_bytes)
@@ -457,7 +458,7 @@ def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> Task
 
 
 def story(work: Work) -> str:
-    """All that is known of a task or an attempt, for the report of a bug."""
+    """All that is known of a task or an attempt, for a bug report."""
     slots = {name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())}
     names = (slots | vars(work).keys()) - {"__dict__", "before", "after"}
     return ", ".join(f"{name}={value!r}" for name in sorted(names) if (value := getattr(work, name)) not in (None, ""))

@@ -1,8 +1,8 @@
-"""Actions: orders of a node, in the imperative. `Node.handle` returns them; a driver carries them out in order.
+"""Actions: what a node orders, in the imperative. `Node.handle` returns them; a driver carries them out in order.
 
-*Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
-durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
-alone: it is worthless when it comes late.
+*Outward* actions (`OUTWARD`) are visible from outside. Those that follow a `Persist` are released only when it is
+durable, in order; the consumer of events does not wait for the disk. A granted lease waits only for rows of its own
+tasks, because a late lease is worthless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Root of all actions; a recording tells them apart by their names."""
+    """Root of all actions; a recording identifies them by their names."""
 
 
 # -- durable ---------------------------------------------------------------------------------------------------------
@@ -50,8 +50,8 @@ class PutRun(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutMaking(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Begin to keep the members of a large array, in parts. Until its PutSubmission they do not count: an agent that starts
-    before that drops them, and does not use the number again."""
+    """Begin to store the members of a large array, in parts. Before its PutSubmission they do not count: an agent that
+    starts without one drops them, and does not use the number again."""
 
     counter: int
 
@@ -63,7 +63,7 @@ class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep a task's record, and with it the event that it came to this state: ``at`` Unix s, and why."""
+    """Store a task's record, with the event of this change of state: ``at`` Unix s, and the reason."""
 
     record: TaskRecord
     at: float
@@ -71,9 +71,9 @@ class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep members of a uniform array that have the same record but for name and uid: new ones, or untouched ones that are
-    cancelled. record: with the name of the array, without a uid; key: their uids are derived from it; first, last, step: which
-    members; ``at`` and ``reason`` as in `PutTask`."""
+    """Store members of a uniform array whose records differ only by name and uid: new ones, or untouched ones that are
+    cancelled. record: with the name of the array, without a uid; key: their uids are derived from it; first, last,
+    step: the members; ``at`` and ``reason`` as in `PutTask`."""
 
     record: TaskRecord
     key: bytes
@@ -137,7 +137,7 @@ class PutChores(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep one line of the event log (`EVENTS` lists the kinds). at: Unix s; node: the other node, where there is one."""
+    """Store one line of the event log (`EVENTS` lists the kinds). at: Unix s; node: the other node, if there is one."""
 
     at: float
     what: str
@@ -170,17 +170,17 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
 }  # fmt: skip
-"""The kinds of events, and the states of each. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
+"""The kinds of events with their states. ``task``: a task of this home; ``attempt``: a remote attempt here."""
 
 
 class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Forget fences of tasks about which no message can come any more."""
+    """Forget fences of tasks about which no message can arrive any more."""
 
     uids: tuple[bytes, ...]
 
 
 class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep that this node is drained, and why; None: it takes tasks again."""
+    """Store that this node is drained, with the reason; None: it takes tasks again."""
 
     reason: str | None
 
@@ -225,7 +225,8 @@ class Persist(_Action, frozen=True):
 
 
 class Send(_Action, frozen=True):
-    """Send a message to one peer. Advice goes over MQTT while both are connected to it unless their link carries tasks now, else over the peer link."""
+    """Send a message to one peer. Advice goes over MQTT if both are connected to it and their link carries no tasks
+    now, otherwise over the peer link."""
 
     dst: str
     message: Membership | Advice | Ownership
@@ -270,9 +271,9 @@ class SendGossip(_Action, frozen=True):
 
 
 class SpawnTask(_Action, frozen=True):
-    """Start the process of this attempt. deadline_s: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ts: of the
-    message that granted it, kept with it; frozen_s_max: it is ended after so long frozen; devices: ids of the devices that it
-    is given; after: the key of the attempt whose end it waits for, "" = none."""
+    """Start the process of this attempt. deadline_s: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ts: of
+    the message that granted it, stored with it; frozen_s_max: maximum time frozen before it is ended; devices: ids of
+    its devices; after: the key of the attempt whose end it waits for, "" = none."""
 
     key: str
     task: str
@@ -287,7 +288,7 @@ class SpawnTask(_Action, frozen=True):
 
 
 class LookAtDevices(_Action, frozen=True):
-    """Read all devices at once, and report them with DevicesSampled: an attempt has ended on some."""
+    """Read all devices immediately, and report them with DevicesSampled: an attempt on some of them has ended."""
 
 
 class FindTasks(_Action, frozen=True):
@@ -305,7 +306,7 @@ class SignalTask(_Action, frozen=True):
 
 class SetLease(_Action, frozen=True):
     """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s, 0 = never: parked); thaws it if it is
-    frozen. ``ts`` is kept with it, so that an agent's restart does not forget it."""
+    frozen. ``ts`` is stored with it, so that it survives a restart of the agent."""
 
     key: str
     deadline_s: float
@@ -313,8 +314,8 @@ class SetLease(_Action, frozen=True):
 
 
 class EvictTask(_Action, frozen=True):
-    """End this attempt without a result if it is still frozen: its room is needed. The launcher then reports it lost, for this
-    reason."""
+    """End this attempt without a result if it is still frozen: its resources are needed. The launcher then reports it
+    lost, with this reason."""
 
     key: str
     reason: str
@@ -351,7 +352,7 @@ class StageFiles(_Action, frozen=True):
 
 
 class KeepOutput(_Action, frozen=True):
-    """Write the output that came inside a Result of ``node`` to this home's spool under ``key``, place its output files (files:
+    """Write the output inside a Result of ``node`` to this home's spool under ``key``, place its output files (files:
     their manifest), then answer with OutputArrived."""
 
     key: str
@@ -402,7 +403,7 @@ class TaskChanged(_Action, frozen=True):
 
 
 class MembersCancelled(_Action, frozen=True):
-    """Report untouched members of a uniform array that were cancelled: as many `TaskChanged` in one. row: the durable row."""
+    """Report the cancel of untouched members of a uniform array: many `TaskChanged` in one. row: the durable row."""
 
     row: PutMembers
 
@@ -435,15 +436,15 @@ class ClearTimer(_Action, frozen=True):
 
 
 class Note(_Action, frozen=True):
-    """Keep an event with the rows of this turn, else with the next rows (or a second later): nothing waits for it, and a crash
-    may lose the last ones."""
+    """Store an event with the rows of this turn, else with the next rows (or a second later): nothing waits for it, and
+    a crash may lose the last ones."""
 
     event: PutEvent
 
 
 class Decided(_Action, frozen=True, omit_defaults=True):
-    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason. compared: costs
-    that it rests on."""
+    """Record of a decision: the policy, the inputs with their age in seconds, the choice and the reason. compared: the
+    costs behind it."""
 
     task: str
     policy: str

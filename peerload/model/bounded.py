@@ -1,4 +1,4 @@
-"""Bounded dictionary: what is remembered of peers, users or tasks never grows without limit."""
+"""Bounded dictionary: memory of peers, users or tasks that never grows without limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """A dictionary of at most ``size_max`` entries. To set an entry makes it the newest; beyond the bound the oldest goes."""
+    """A dictionary of at most ``size_max`` entries. Setting an entry makes it the newest; the oldest is dropped."""
 
     def __init__(self, size_max: int) -> None:
         super().__init__()

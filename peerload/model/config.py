@@ -25,30 +25,30 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Sharing of the GPUs of one node (docs/devices.md)."""
 
     tasks_max: Annotated[int, Meta(ge=1, le=48)] = 10
-    """Tasks on one GPU at a time, those of others counted."""
+    """Limit on the tasks on one GPU, foreign ones included."""
     memory_share_max: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
     """Largest share of a GPU's memory that is promised to tasks, less the reserve."""
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 512 << 20
-    """Memory of a GPU that its driver and the contexts of its tasks take besides."""
+    """Memory of a GPU reserved for its driver and the contexts of its tasks."""
     activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 48.0
-    """Bound on the work, in whole GPUs, that shares one GPU in turns. Tasks slow each other down above 1, and fill each other's
-    pauses. A task counts for its fraction, or for ``activity_unknown``. 48 bounds nothing beside ``tasks_max``."""
+    """Limit on the work, in whole GPUs, on a GPU shared by time. Tasks slow each other down above 1, and fill each
+    other's pauses. A task counts for its fraction, or for ``activity_unknown``. 48 is no limit, given ``tasks_max``."""
     activity_unknown: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The assumed work of a task without any known figures."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 5.0
-    """Time in s in which no other task joins a task of unknown need on a GPU, unless its memory was stable before."""
+    """Time in s in which no other task joins a task of unknown need on a GPU, unless its memory is stable before."""
     starve_after_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 900.0
-    """Time in s after which a waiting task is not overtaken any more."""
+    """Time in s after which a waiting task is no longer overtaken."""
     mps: Literal["off", "auto", "require"] = "off"
-    """Sharing by MPS: never; by tasks that ask for it, and by those that would share a GPU anyway; or there is no other sharing."""
+    """Sharing by MPS: off; for tasks that ask for it or would share a GPU anyway; or as the only kind of sharing."""
     pct_oversubscribe: Annotated[float, Meta(ge=1.0, le=48.0)] = 2.0
     """Bound on the shares of multiprocessors promised to tasks under MPS, in whole GPUs."""
     mps_by_user: bool = False
-    """Tasks of different users run as different users, who cannot share a daemon of MPS."""
+    """True if tasks of different users run as different users, who cannot share an MPS daemon."""
     mps_users: str | dict[str, str] = "guest"
     """The setting `users`: the accounts of tasks of users of other nodes."""
     release_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 5.0
-    """An ended task's GPU is given away when its processes are gone from it; what is left after this counts as foreign."""
+    """An ended task's GPU is free when its processes are gone from it; remains after this time count as foreign."""
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: Positive = 60.0
     lease_grace_s: Positive = 5.0
     reservation_s: Positive = 10.0
-    """Time that room reserved by an ACCEPT is kept for its COMMIT."""
+    """Time that a reservation waits for its COMMIT."""
     offer_timeout_s: Positive = 5.0
     """An OFFER without an answer counts as declined after this."""
     repeat_s: Positive = 1.0
@@ -70,24 +70,24 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     repeat_s_max: Positive = 15.0
 
     lease_auto_s_max: Positive = 2400.0
-    """A lease that grows with the time its task has run (a tenth of it) grows up to this."""
+    """Maximum of a lease that grows with the run time of its task (a tenth of it)."""
     frozen_s_max: Positive = 86_400.0
     """Time in s after which a frozen task, whose lease has run out, is ended."""
     frozen_kept_s: Positive = 60.0
-    """Time in s that a frozen task is kept there if a task of this node needs its room."""
+    """Time in s that a frozen task is kept if a task of this node needs its resources."""
     failure_backoff_s: Positive = 1.0
     """Pause before a failed task with retries starts again; it doubles each time, up to failure_backoff_s_max."""
     failure_backoff_s_max: Positive = 60.0
     await_s: Positive = 10.0
-    """Interval of questions to another home about tasks that tasks here depend on."""
+    """Interval of queries to another home about tasks that tasks here depend on."""
     await_answer_s: Positive = 5.0
     """Time that another home has to confirm that a task exists, when a task that depends on it is submitted."""
     groups_max: Limit = 1000
-    """Groups that are set at a time."""
+    """Limit on groups with settings."""
     inquiries_max: Limit = 1000
-    """Submissions at a time that wait for news of the tasks that they depend on."""
+    """Limit on submissions that wait for the state of the tasks that they depend on."""
     unknown_ask_s_max: Positive = 300.0
-    """Longest interval of questions to a node about the lost run of a task with `--once`."""
+    """Longest interval of queries to a node about the lost run of a task with `--once`."""
 
     # searching
     probe_timeout_s: Positive = 0.25
@@ -95,15 +95,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     inbound_s: Positive = 2.0
     """A promised task counts as load for this long while it is on its way."""
     answer_backoff_s: Positive = 0.03
-    """A useful node answers a broadcast request after a random pause of at most this: more spares answers, less time."""
+    """Longest random pause of a useful node before it answers a broadcast: more saves answers and costs time."""
     answer_wait_s: Positive = 0.25
     """Time after which a broadcast search ends, if no node that accepts has answered."""
     answers_enough: Limit = 3
     """Answers after which a node that asks for load sends `Enough`."""
     answers_pending_max: Limit = 1024
-    """Requests of others that this node is about to answer."""
+    """Limit on requests of others that this node is about to answer."""
     searches_in_flight_max: Limit = 8
-    """Sender searches at a time; further arrivals wait for their turn."""
+    """Limit on concurrent sender searches; later arrivals wait for their turn."""
     probes_per_search_max: Limit = 64
     stranded_backoff_s: Positive = 0.5
     """First pause, in s, before other nodes are asked again for a task that its home cannot run now; it doubles up to
@@ -135,7 +135,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
-    """Shortest interval, in s, between reports of load that is sent at every change."""
+    """Shortest interval, in s, between load reports that are sent at every change."""
     report_age_s_max: Positive = 90.0
     """Age in s from which a report is ignored."""
 
@@ -144,14 +144,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Speed at which the loss of a node is noticed, and its cost (docs/membership.md)."""
     peers_max: Limit = 1000
     reports_kept_max: Limit = 1000
-    """Reports of peers that are kept; a further one drops the one that came longest ago."""
+    """Limit on stored reports of peers; one more drops the oldest arrival."""
 
     # bounds
     guests_max: Limit = 10_000
-    """Tasks of other homes that this node holds at a time, waiting or running."""
+    """Limit on tasks of other homes on this node, waiting or running."""
     tasks_queued_max: Limit = 1_000_000
     migrations_max: Limit = 1000
-    """Placements of one task by choice, where its migration policy sets no limit; a larger number fits in no offer."""
+    """Limit on placements of one task by choice, if its migration policy sets none; the largest that an offer can
+    hold."""
     attempts_max: Limit = 5
     """Attempts that may end in the loss of their node before a task is failed."""
     poison_nodes: Limit = 2
@@ -160,9 +161,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Pause before a task whose attempt was lost starts again; it doubles with each loss up to loss_backoff_s_max."""
     loss_backoff_s_max: Positive = 60.0
     floor_kept_s: Positive = 3600.0
-    """Time that an attempt fence is kept after it was last of use; no message is that late."""
+    """Time that an unused attempt fence is kept; no message is that late."""
     floors_kept_max: Limit = 100_000
-    """Attempt fences kept at most. Those of tasks with `--once` whose home has not confirmed them are kept besides."""
+    """Limit on attempt fences. Those of tasks with `--once` whose home has not confirmed them are kept in addition."""
     refusals_max: Limit = 5
     """Circuit breaker: offers in a row that a node may refuse or leave unanswered, although it advertises room, before it is
     skipped."""
@@ -174,15 +175,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     kill_after_s: Positive = 10.0
     """A revoked or timed-out task gets its signal, then SIGKILL after this."""
     attended_s: Positive = 30.0
-    """Time after a restart of the agent in which the client of an attended task has to return, else the task is cancelled."""
+    """Time after an agent's restart for the client of an attended task to return, before the task is cancelled."""
     members_at_a_time: Limit = 250
-    """Members of an array that is being submitted that go to the disk together, before other requests have their turn."""
+    """Members of an array in submission that are stored together before other requests have their turn."""
     uniform_array_min: Limit = 100
-    """Smallest array whose untouched members are one object in memory, and one row on the way to the disk."""
+    """Smallest array whose untouched members are one object in memory, and one row until they are stored."""
     uniform_at_a_time: Limit = 2500
     """Untouched members that are stored, or cancelled, before other requests have their turn."""
     environments_kept_max: Limit = 64
-    """Distinct environments kept once in memory, however many tasks share them."""
+    """Limit on distinct environments that tasks share in memory."""
     tokens_kept_max: Limit = 100_000
     durations_kept_max: Limit = 50
     """Runs of a command, and of all commands together, from which durations are learned."""
@@ -194,21 +195,22 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # energy
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
-    """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
+    """Power cap of this node, which replaces that of its curve; 0: none."""
     may_sleep: bool = False
     """True if this machine is suspended when it is idle."""
 
     def limited(self, power: PowerCurve) -> PowerCurve:
-        """The curve with the bound of this node, which may sleep or not."""
+        """The curve with the settings of this node: its power cap, and whether it may sleep."""
         cap_w = power.cap_w if self.cap_w is None else self.cap_w
         return msgspec.structs.replace(power, cap_w=cap_w, may_sleep=power.may_sleep or self.may_sleep)
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
-    reserve, is promised to tasks; max_activity: bound on the work on one card, in whole GPUs (a task counts for its fraction,
-    else for half); exclude: cards that are left alone: numbers, or beginnings of their names; mps: whether tasks share cards by MPS
-    ("require": by nothing else); pct_oversubscribe: bound on the multiprocessors promised under MPS, in whole cards."""
+    """The table `[gpu]` of the config file. mem_threshold, reserve: at most this share of a card's memory, less the
+    reserve, is promised to tasks; max_activity: limit on the work on one card, in whole GPUs (a task counts for its
+    fraction, otherwise for half); exclude: cards not to use: numbers, or beginnings of their names; mps: whether tasks
+    share cards by MPS ("require": only by MPS); pct_oversubscribe: limit on the multiprocessors promised under MPS, in
+    whole cards."""
 
     max_tasks: Annotated[int, Meta(ge=1, le=48)] = GpuConfig().tasks_max
     max_activity: Annotated[float, Meta(gt=0.0, le=48.0)] = GpuConfig().activity_max
@@ -229,9 +231,9 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[files]` of the config file. cache: bound on the files of tasks that are kept on this node. snapshot: whether
-    the working directory of a task submitted here travels where it is not the same on all nodes that could run the task
-    ("auto"), or only where its user asks for that ("asked"). build_s_max: bound on the time in which an environment is built."""
+    """The table `[files]` of the config file. cache: limit on the stored files of tasks on this node. snapshot: the
+    working directory of a task submitted here travels if it is not the same on all nodes that could run the task
+    ("auto"), or only if its user asks for that ("asked"). build_s_max: limit on the time to build an environment."""
 
     cache: Annotated[str, Meta(max_length=20)] = "10GiB"
     snapshot: Literal["asked", "auto"] = "asked"
@@ -239,19 +241,19 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[cpus]` of the config file. enforce: tasks get shares of the processors by what they ask for where these are
-    scarce ("share"), and never more than they ask for ("limit"), as far as the launcher has cgroups."""
+    """The table `[cpus]` of the config file. enforce: if processors are scarce, tasks get shares in proportion to their
+    requests ("share"), and never more than they ask for ("limit"), as far as the launcher has cgroups."""
 
     enforce: Literal["off", "share", "limit"] = "off"
 
 
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
-    hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
-    node takes more than so many watts, by its power curve; 0: no bound.
+    """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts;
+    powercap, hwmon, cpufreq: directories of the kernel, which differ in containers. cap_w: limit on the node's power,
+    by its power curve, for the placement of tasks; 0: none.
     price_file: prices of energy, or its carbon, over time (`energy/price.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
     cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy.py`). sleep_after: this machine is
-    suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
+    suspended by suspend_cmd after this time without tasks, "": never; resume_cmd: wakes another one, whose node is in
     PEERLOAD_NODE, "": a magic packet does (`agent/energy.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
@@ -273,8 +275,9 @@ Targets = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=4096)], .
 
 
 class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table `[hooks]` of the config file: whom to notify when a task of this node has ended or failed, or a node is dead:
-    commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for mail, "": the usual one."""
+    """The table `[hooks]` of the config file: targets of notifications when a task of this node has ended or failed, or
+    a node is dead: commands, URLs, ntfy:TOPIC, mail:ADDRESS. secret_file: signs webhooks; sendmail: the program for
+    mail."""
 
     on_end: Targets = ()
     on_fail: Targets = ()
@@ -321,13 +324,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     socket: str
     listen: str = "127.0.0.1:0"
     advertise: str = ""
-    """Address that others dial, if this node listens at another: a port that a gateway forwards to it."""
+    """Address that others dial, if it differs from this node's own: a port that a gateway forwards to it."""
     peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     mqtt_ca: str = ""
-    """CA that brokers at mqtts:// are checked with: a file, `system` for those of the system; "": the cluster's own."""
+    """CA for brokers at mqtts://: a file, or `system` for those of the system; "": the cluster's own."""
     mqtt_password_file: str = ""
-    """A file with one line `USER:PASSWORD` that its owner alone can read, for brokers whose address names no password."""
+    """A file with one line `USER:PASSWORD`, readable only by its owner, for brokers whose address has no password."""
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
     policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
@@ -348,17 +351,17 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ended_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 5 << 30
     """Bytes of outputs of ended tasks kept at most: the oldest are removed first."""
     ended_submissions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """Number of submissions among which the room for ended tasks is divided: the largest submissions are pruned first, none below
+    """Number of submissions that share the space for ended tasks: the largest submissions are pruned first, none below
     its share."""
     retention_every_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
-    """Interval of retention runs, the first one so long after the agent's start."""
+    """Interval of retention runs, also before the first one after the agent's start."""
     lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0
-    """A node that runs a task for another must have been heard of within this; else the task is frozen there and, a
-    little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
+    """Longest silence of a node that runs a task for another; after it the task is frozen there and, a little later,
+    run elsewhere. More tolerates longer outages, less detects a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
-    """Own retained state is published again this often, since a broker's memory is not durable."""
+    """Interval at which own retained state is published again, because a broker's memory is not durable."""
     mqtt_publish_state: bool = False
-    """Publish the state of this node and its tasks at the broker for other systems, readable by whoever may read there."""
+    """Publish the state of this node and its tasks at the broker for other systems, for all who may read there."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     gpu: GpuSettings = GpuSettings()
@@ -379,16 +382,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""
     """Directory in which agents of this machine claim its GPUs, the same for all of them; "": the first of
-    /run/lock, /var/lock, /run/lock/peerload and /tmp that everybody may write to."""
+    /run/lock, /var/lock, /run/lock/peerload and /tmp that all users may write to."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256
     mode: Literal["user", "system"] = "user"
-    """Mode of the agent: "user": that of the user it runs as, and no other may ask it; "system": of all users of this machine
-    whom its groups let in, each with tasks of its own. Given on the command line alone."""
+    """Mode of the agent: "user": for the user that it runs as, no other has access; "system": for all users of this
+    machine that its groups admit, each with separate tasks. Only set on the command line."""
     group: AccountName = "peerload"
     """Group of the machine whose members may use the agent (system mode)."""
     admin_group: AccountName = "peerload-admin"
-    """Group whose members may also change what concerns others, as root may (system mode)."""
+    """Group whose members may also change what belongs to others, as root may (system mode)."""
     users: Literal["guest", "same-name"] | Annotated[dict[UserOf, AccountName], Meta(max_length=4096)] = "guest"
     """Account of users of other nodes (system mode): "guest", an unprivileged uid; "same-name", the account with the same name;
     or a table from ``node:user`` to an account."""
@@ -402,22 +405,22 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     exec_allow: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^/[^\x00]*\Z", max_length=4096)], ...], Meta(max_length=1024)
     ] = ()
-    """Programs that tasks of other nodes may be, such as "/usr/bin/*" (system mode); (): any."""
+    """Allowed programs of tasks of other nodes, such as "/usr/bin/*" (system mode); (): any."""
     guest_uids: tuple[
         Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)], Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)]
     ] = (61_184, 65_519)
-    """Least and greatest uid for guests (system mode); each task has one of its own."""
+    """Least and greatest uid for guests (system mode); each task has a separate one."""
     guest_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 1 << 30
     """Bytes that a guest may have in its temporary files, which are kept in memory (system mode)."""
     guest_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
-    """Memory of a guest that has not requested any (system mode); 0: its share of the machine's memory, by the processors that it
-    requested."""
+    """Memory of a guest that has not requested any (system mode); 0: its share of the machine's memory, in proportion
+    to its requested processors."""
     guest_network: bool = True
-    """True if guests have the network of the machine, else only a loopback interface of their own (system mode)."""
+    """True if guests have the network of the machine, else only a separate loopback interface (system mode)."""
     task_processes_max: Annotated[int, Meta(ge=1, le=1 << 22)] = 512
     """Processes and threads of one task at a time (system mode)."""
     launcher: str = "/run/peerload-launcher"
-    """Directory of the sockets of the launcher, which a service of its own runs as root (system mode)."""
+    """Directory of the sockets of the launcher, which a separate service runs as root (system mode)."""
     user_connections_max: Limit = 64
     """Connections of one user at a time (system mode)."""
     user_requests_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 5_000.0

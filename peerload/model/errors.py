@@ -5,25 +5,25 @@ PeerloadError
 │   ├── NoSuchTask
 │   ├── NeverRunnable   no known node could ever run the request
 │   ├── NotAllowed      the client is not authorized
-│   ├── SlowDown        a named bound is reached
-│   ├── ClientRefused   the refusal is about the connection, such as of one client too many
+│   ├── SlowDown        a limit is reached, which the message names
+│   ├── ClientRefused   the refusal applies to the connection, such as too many clients
 │   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
 │   ├── SnapshotWanted  the task needs a snapshot of its working directory
-│   └── DiskFull        the disk has no room for it (ENOSPC)
+│   └── DiskFull        the disk has no space for it (ENOSPC)
 ├── UsageError          the command line makes no sense
 ├── ConfigError         a setting is unknown, out of range or contradicts another
 ├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
 │   ├── FrameTooLarge
 │   ├── BadMessage
-│   ├── NotAuthentic    sealed with another key, or changed on the way
-│   └── Replayed        sealed well, but seen before or too old to tell
+│   ├── NotAuthentic    sealed with another key, or changed in transit
+│   └── Replayed        sealed correctly, but seen before or too old to check
 ├── OutputIncomplete    part of a task's output is missing
 ├── AgentUnavailable    no agent answers at the socket
 │   ├── AgentGone       the connection to an agent has ended during a call
-│   └── AgentSilent     an agent has the socket and does not answer: it is stopped, or stuck
+│   └── AgentSilent     an agent holds the socket but does not answer: it is stopped or stuck
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
-├── StoreError          the disk did not keep what it was given: the agent stops
-└── InvariantBroken     *our* bug: an impossible transition, with the task's story
+├── StoreError          a durable write failed: the agent stops
+└── InvariantBroken     *our* bug: an impossible transition, with the task's history
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerloadError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the error without a second call of its class's own `__init__`, which takes other arguments."""
+        """Pickle the error without another call of its class's `__init__`, which takes other arguments."""
         return BaseException.__new__, (type(self), *self.args), self.__dict__
 
 
@@ -94,7 +94,7 @@ class OutputIncomplete(PeerloadError):
 
 
 class SlowDown(BadRequest):
-    """A named bound is reached; ``retry_after_s`` tells when to try again."""
+    """A limit is reached; ``retry_after_s``: when to try again."""
 
     code = "slow-down"
 
@@ -104,7 +104,7 @@ class SlowDown(BadRequest):
 
 
 class ClientRefused(BadRequest):
-    """A refusal that is about the connection, and not about one request; ``code`` is that of the refusal."""
+    """A refusal of the connection, not of one request; ``code`` identifies the reason."""
 
 
 class StagingFailed(BadRequest):
@@ -114,7 +114,7 @@ class StagingFailed(BadRequest):
 
 
 class SnapshotWanted(BadRequest):
-    """The working directory is not the same on all nodes: submit it again with a snapshot, as the settings want it."""
+    """The working directory differs between nodes: submit it again with a snapshot, as the settings require."""
 
     code = "snapshot"
 
@@ -126,8 +126,8 @@ class DiskFull(BadRequest):
 
 
 class ConfigError(PeerloadError):
-    """A setting cannot be used; ``key`` names it, ``says`` is the mistake alone, ``file`` and ``line`` say where it
-    stands ("" and 0: not known)."""
+    """A setting cannot be used; ``key`` names it, ``says`` is only the mistake, ``file`` and ``line`` are its place
+    ("" and 0: unknown)."""
 
     code = "config"
 
@@ -164,13 +164,13 @@ class BadMessage(ProtocolError):
 
 
 class NotAuthentic(ProtocolError):
-    """A sealed message of another cluster, or one that was changed or cut on the way; it is ignored."""
+    """A sealed message of another cluster, or one that was changed or cut in transit; it is ignored."""
 
     code = "not-authentic"
 
 
 class Replayed(ProtocolError):
-    """A sealed message that came before, or is too old to know."""
+    """A sealed message that came before, or is too old to check."""
 
     code = "replayed"
 
@@ -182,18 +182,18 @@ class AgentUnavailable(PeerloadError):
 
 
 class AgentGone(AgentUnavailable):
-    """The connection to an agent has ended, as it does when the agent is started again."""
+    """The connection to an agent has ended, as during its restart."""
 
 
 class AgentSilent(AgentUnavailable):
-    """An agent has the socket and does not answer: it is stopped, or stuck. Another one cannot be started."""
+    """An agent holds the socket but does not answer: it is stopped or stuck. Another one cannot be started."""
 
     code = "agent-silent"
 
 
 class LinkUnavailable(PeerloadError):
-    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke. kind: reason for other
-    nodes, without details of this node's network."""
+    """The agent of ``node`` (or of an address, while its name is unknown) cannot be reached, or the link broke. kind:
+    reason for other nodes, without details of this node's network."""
 
     code = "link-unavailable"
 
@@ -206,13 +206,13 @@ class LinkUnavailable(PeerloadError):
 
 
 class StoreError(PeerloadError):
-    """A durable write failed. The agent stops: it must not go on as if it had been kept."""
+    """A durable write failed. The agent stops, because it must not continue as if the data were stored."""
 
     code = "store"
 
 
 class InvariantBroken(PeerloadError):
-    """A bug of ours, found by a check; ``story`` holds what led to it."""
+    """A bug of ours, found by a check; ``story`` is the history that led to it."""
 
     code = "bug"
 

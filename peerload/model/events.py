@@ -1,6 +1,6 @@
 """Events: what can happen to a node. `Node.handle(now, event)` takes the union of all.
 
-Names are in the past tense; each is a frozen value that also lies in recordings.
+Names are in the past tense; each is a frozen value that recordings contain as well.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Instant(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Root of all events; a recording tells them apart by their names."""
+    """Root of all events; a recording identifies them by their names."""
 
 
 class _Request(_Event, frozen=True):
@@ -56,10 +56,10 @@ class _Request(_Event, frozen=True):
 class Submission(msgspec.Struct, frozen=True, gc=False):
     """Acknowledged `submit`: a task, or an array of tasks with one spec.
 
-    counter: the number in the id; indices: () for a single task, else the array's; each: where its members run different
-    commands, that of member i is each[i - 1]; uid_key: of a uniform array, see `PutMembers`; token: the client's own, unique
-    for 7 days, so that repeating a submit is safe; digest: of the payload, to tell a repeat from a mistake; terms: what
-    only this home has to know.
+    counter: the number in the id; indices: () for a single task, else the array's; each: if its members run different
+    commands, that of member i is each[i - 1]; uid_key: of a uniform array, see `PutMembers`; token: the client's own,
+    unique for 7 days, so that repeating a submit is safe; digest: of the payload, to distinguish a repeat from a
+    mistake; terms: options that only this home needs.
     """
 
     counter: int
@@ -73,13 +73,13 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     uid_key: bytes = b""
 
     def spec_of(self, member: int) -> TaskSpec:
-        """The spec of a member; ``member``: its number, of a single task any."""
+        """The spec of a member. ``member``: its number; any for a single task."""
         return self.spec if not self.each else msgspec.structs.replace(self.spec, argv=self.each[member - 1])
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False):
-    """A task as the store had it at start: durable record, spec and terms; directory_here: its working directory exists on this
-    node now."""
+    """A task from the store at start: durable record, spec and terms; directory_here: its working directory exists on
+    this node now."""
 
     record: TaskRecord
     spec: TaskSpec
@@ -88,8 +88,8 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class MembersRow(msgspec.Struct, frozen=True, gc=False):
-    """Untouched members of a uniform array as the store had them at start: they wait, and have no history.
-    record, key, first, last, step: as in `PutMembers`; the rest as in `TaskRow`."""
+    """Untouched members of a uniform array from the store at start: they wait, and have no history. record, key, first,
+    last, step: as in `PutMembers`; the rest as in `TaskRow`."""
 
     record: TaskRecord
     key: bytes
@@ -119,25 +119,25 @@ class PastRun(msgspec.Struct, frozen=True):
 
 
 Running = tuple[tuple[str, float, float], ...]
-"""Attempts that a launcher has alive: (execution key, started at in Unix s, the newest ts applied to its lease). The start is
-that of the date as it is now: whatever date was set since, the time from then to now is that of the boot clock."""
+"""Attempts that a launcher runs: (execution key, start in Unix s, the newest ts applied to its lease). The start is
+converted to the present date by the boot clock, so that a changed date does not affect the run time."""
 
 
 class AgentStarted(_Event, frozen=True):
-    """The first event: what was durable, and what the launcher still knows.
+    """The first event: all that was durable, and all that the launcher still knows.
 
-    tasks: unfinished ones of this home, and members: those of them that are kept together; executions: attempts for other
-    homes without a ResultAck; floors: per uid the highest attempt never to be started (again), why, and the task's home;
-    counter: the last task number used; running / ended: attempts (by execution key) that the launcher has alive or has an
-    exit record of; frozen: of those alive, the ones it holds still. A START that is in neither has died. past: the last runs
-    of tasks of this home, the oldest first, from which durations are learned; drained: why this node takes no tasks ("" is a
-    reason, too), None if it does; known: members met before, where they were then; seeds: addresses (HOST:PORT) at which a
-    member may be. They are tried for ever. fates: what has become of tasks that others here wait for; groups: those that a
-    user has set; commits_lost: the database has lost its last commits, so that any of this may have been overtaken; revoked:
-    nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the next attempt of a task of a
-    submission up to attempts_up_to has at least this number, since a loss of commits has taken what was known of the numbers
-    below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept; gone: those that had left or
-    were forgotten, with the age of that; prices: as in `PricesRead`.
+    tasks: unfinished ones of this home, and members: those of them stored together; executions: attempts for other
+    homes without a ResultAck; floors: per uid the highest attempt never to be started (again), why, and the task's
+    home; counter: the last task number used; running / ended: attempts (by execution key) that the launcher runs or has
+    an exit record of; frozen: the frozen ones among the running. A START that is in neither has died. past: the last
+    runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node takes no
+    tasks ("" is a reason, too), None if it does; known: members met before, with their last addresses; seeds: addresses
+    (HOST:PORT) at which a member may be, tried without end. fates: outcomes of tasks that tasks here wait for; groups:
+    those that a user has set; commits_lost: the database has lost its last commits, so that any of this may be
+    outdated; revoked: nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the next attempt
+    of a task of a submission up to attempts_up_to has at least this number, because a loss of commits may hide the use
+    of lower numbers. wake_s: measured times that nodes took to wake; asleep: nodes that were asleep; gone: nodes that
+    had left or were forgotten, with the age of that; prices: as in `PricesRead`.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -166,10 +166,10 @@ class AgentStarted(_Event, frozen=True):
 
 class TaskSubmitted(_Request, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
-    knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
-    it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it;
-    each: as in `Submission`; client: the connection that attends it, 0 = none; input: the name of what it is to read,
-    "" = nothing."""
+    knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it waits until it is
+    released; retry_of: the id of the task that it repeats; waits_for_node: accept it even if no known node could ever
+    run it; each: as in `Submission`; client: the connection that attends it, 0 = none; input: the name of its standard
+    input, "" = nothing."""
 
     token: str
     digest: bytes
@@ -195,7 +195,7 @@ class AttendRequested(_Request, frozen=True):
 
 
 class DetachRequested(_Request, frozen=True):
-    """A client detaches a task: it is not cancelled when its clients are gone. Answered when that is durable."""
+    """A client detaches a task: it is not cancelled when its clients disconnect. Answered when that is durable."""
 
     task: str
 
@@ -207,20 +207,20 @@ class ClientGone(_Event, frozen=True):
 
 
 class InputCut(_Event, frozen=True):
-    """The standard input of a task of this home exceeds its bound: the part that was read has to be dropped. That happens when
-    the record of the task says so. Not answered."""
+    """The standard input of a task of this home exceeds its limit: the part that was read must be dropped, once the
+    task's record says so. Not answered."""
 
     uid: bytes
 
 
 class InputCame(_Event, frozen=True):
-    """The first bytes of the standard input of a task of this home have come. Not answered."""
+    """The first bytes of the standard input of a task of this home have arrived. Not answered."""
 
     uid: bytes
 
 
 class CancelRequested(_Request, frozen=True):
-    """A client wants tasks of this home stopped: ids of tasks or of whole arrays."""
+    """A client wants tasks of this home cancelled: ids of tasks or of whole arrays."""
 
     tasks: tuple[str, ...]
     signal: int = 15
@@ -237,15 +237,15 @@ class CancelledAttempt(msgspec.Struct, frozen=True):
 
 
 class EndAsked(_Event, frozen=True):
-    """A client waits for the end of the processes of these attempts: AttemptGone reports each. query: ask the other nodes, since
-    their answer may have been lost. Repeated from time to time, since none of it is kept for ever."""
+    """A client waits for the end of the processes of these attempts: AttemptGone reports each. query: ask the other
+    nodes, because their answer may have been lost. Repeated from time to time, because no entry is kept without end."""
 
     attempts: tuple[CancelledAttempt, ...]
     query: bool = False
 
 
 class SignalRequested(_Request, frozen=True):
-    """A client wants a signal sent to a running task, which may go on."""
+    """A client wants a signal sent to a running task, which may continue."""
 
     task: str
     signal: int
@@ -267,15 +267,15 @@ class ReleaseRequested(_Request, frozen=True):
 
 class PriorityRequested(_Request, frozen=True):
     """A client changes the priority of tasks of this home: ids of tasks or of whole arrays. Answered with ``changed``,
-    ``elsewhere`` (names of which a node has one already, where it stays as it was) and ``ended``."""
+    ``elsewhere`` (names with a task that already runs on another node, where nothing changes) and ``ended``."""
 
     tasks: tuple[str, ...]
     priority: int
 
 
 class GroupRequested(_Request, frozen=True):
-    """A client changes a group: its ``slots`` (0: any number), whether it is ``paused``, or that it is removed; None: as it was.
-    Answered with the group as it is then."""
+    """A client changes a group: its ``slots`` (0: no limit), whether it is ``paused``, or that it is removed; None:
+    unchanged. Answered with the resulting group."""
 
     name: str
     slots: int | None = None
@@ -284,8 +284,7 @@ class GroupRequested(_Request, frozen=True):
 
 
 class TaskFound(msgspec.Struct, frozen=True, gc=False):
-    """The durable outcome of a task or an array of this home. failed: the parts that have ended without success, as text;
-    is_over: all of it has ended."""
+    """The durable outcome of a task or an array of this home. failed: failures as text; is_over: all has ended."""
 
     task: str
     is_known: bool
@@ -300,19 +299,19 @@ class TasksFound(_Event, frozen=True):
 
 
 class DrainRequested(_Request, frozen=True):
-    """A client drains this node: it takes no more tasks. Waiting tasks of other homes go back, its own look for another node,
-    running ones run on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
+    """A client drains this node: it takes no more tasks. Waiting remote tasks are given back, its own look for another
+    node, running ones run on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
 
     reason: str = ""
 
 
 class EmptyAwaited(_Request, frozen=True):
-    """Request to wait until nothing runs on this drained node and no task of another home is here. It is answered
-    then, with nothing; or refused as soon as the node is no longer drained."""
+    """Request to wait until nothing runs on this drained node and no remote task is here. The answer then is empty; it
+    is an error as soon as the node is no longer drained."""
 
 
 class EmptyAwaitedNoMore(_Request, frozen=True):
-    """The client of a request has gone or has given up. Not answered."""
+    """The client of a request has disconnected or given up. Not answered."""
 
 
 class UndrainRequested(_Request, frozen=True):
@@ -320,8 +319,8 @@ class UndrainRequested(_Request, frozen=True):
 
 
 class ForgetRequested(_Request, frozen=True):
-    """A client declares a node gone for good, which proves the loss of the tasks that are parked there, and ends what is here of
-    its tasks. Answered with ``node`` and ``tasks`` (how many had been waiting for it)."""
+    """A client declares a node gone for good, which proves the loss of the tasks that are parked there, and ends that
+    node's tasks here. Answered with ``node`` and ``tasks`` (the number of tasks that waited for it)."""
 
     node: str
 
@@ -354,14 +353,14 @@ class CoresEnforced(_Event, frozen=True):
 
 
 class PricesRead(_Event, frozen=True):
-    """Price of energy, or its carbon, over time: (from when, Unix s, value per kWh), ascending; empty: none is known."""
+    """Price of energy, or its carbon, over time: (start, Unix s, value per kWh), ascending; empty: unknown."""
 
     prices: tuple[tuple[float, float], ...]
 
 
 class MachineSleeping(_Event, frozen=True):
-    """This machine is about to sleep: tasks of this home that are elsewhere are parked. is_suspended: nothing runs on it then, so
-    that other nodes are told; not while there are tasks."""
+    """This machine is about to sleep: tasks of this home on other nodes are parked. is_suspended: it will run nothing,
+    so that other nodes are notified; not while there are tasks."""
 
     is_suspended: bool = False
 
@@ -389,9 +388,9 @@ class PeerUnreachable(_Event, frozen=True):
 
 
 class MessageReceived(_Event, frozen=True):
-    """A message of a peer arrived. For an Offer: directory_here: whether its working directory exists on this node;
-    refused: why the policy of this node lets its user run nothing, "" if it does; stalled: why it is not known whether
-    the directory exists, "" if it is."""
+    """A message of a peer arrived. For an Offer: directory_here: its working directory exists on this node; refused:
+    why the policy of this node runs no tasks of its user, "" if it does; stalled: why it is not known whether the
+    directory exists, "" if it is known."""
 
     src: str
     message: LinkMessage
@@ -401,15 +400,15 @@ class MessageReceived(_Event, frozen=True):
 
 
 class Together(_Event, frozen=True):
-    """Events that have come one after the other, and are decided about together: what follows from each is as if each had come alone,
-    what starts next or is asked for next is decided once."""
+    """Consecutive events that are decided together: each has the same effects as alone, but what to start or request
+    next is decided once."""
 
     events: tuple[MessageReceived | TaskStarted | TaskEnded | OutputArrived, ...]
 
 
 class GossipReceived(_Event, frozen=True):
     """A datagram came from this start of a node's agent, at this address (HOST:PORT, "": as known). protocol_min,
-    protocol_max: the versions that it speaks."""
+    protocol_max: the versions that it supports."""
 
     src: str
     src_boot: str
@@ -420,7 +419,7 @@ class GossipReceived(_Event, frozen=True):
 
 
 class LoopLagged(_Event, frozen=True):
-    """The event loop lagged for so long: what the agent missed meanwhile is not the fault of other nodes."""
+    """The event loop lagged for this time: messages missed meanwhile are not the fault of other nodes."""
 
     lag_s: float
 
@@ -433,7 +432,7 @@ class SendFailed(_Event, frozen=True):
 
 
 class TimerExpired(_Event, frozen=True):
-    """A timer that the core had set ran out."""
+    """A timer that the core had set expired."""
 
     timer: Timer
 
@@ -454,8 +453,8 @@ class TaskEnded(_Event, frozen=True):
 
 
 class TaskLost(_Event, frozen=True):
-    """An attempt has no process and will have none. never_started: it never had one: its lease had run out when the launcher got
-    the order, or the machine lacked a resource. shortage: that resource, "" if none."""
+    """An attempt has no process and will have none. never_started: it never had one: its lease had expired when the
+    launcher got the order, or the machine lacked a resource. shortage: that resource, "" if none."""
 
     key: str
     reason: str
@@ -464,17 +463,17 @@ class TaskLost(_Event, frozen=True):
 
 
 class TaskFrozen(_Event, frozen=True):
-    """The launcher has frozen this attempt, since its lease ran out; or (``frozen`` False) it runs again."""
+    """The launcher has frozen this attempt because its lease expired; or (``frozen`` False) it runs again."""
 
     key: str
     frozen: bool
 
 
 class LauncherLost(_Event, frozen=True):
-    """The launcher died, its tasks are being ended and a new one is on its way; or, as ``reason`` says, its connection
+    """The launcher died, its tasks are being ended and a new one is starting; or, as ``reason`` says, its connection
     broke."""
 
-    reason: str = "its tasks are ended, another one is on its way"
+    reason: str = "its tasks are being ended, and another one is starting"
 
 
 class LauncherSilent(_Event, frozen=True):
@@ -499,9 +498,9 @@ class LauncherReady(_Event, frozen=True):
 
 
 class OutputArrived(_Event, frozen=True):
-    """The output of an attempt is complete at home and synced. error: reason why it could not be fetched, "" if it was; missing:
-    bytes of stdout and stderr that its node did not have. unplaced: reason why an output file could not be written to its
-    place, "" = all were; conflicts: files kept beside one that was changed at home."""
+    """The output of an attempt is complete at home and synced. error: reason why it could not be fetched, "" if it was;
+    missing: bytes of stdout and stderr that its node did not have. unplaced: reason why an output file could not be
+    written to its path, "" = all were; conflicts: files stored beside one that was changed at home."""
 
     uid: bytes
     attempt: int
@@ -512,14 +511,14 @@ class OutputArrived(_Event, frozen=True):
 
 
 class OutputWaits(_Event, frozen=True):
-    """The process of an attempt here has ended, and its output files wait for room on a disk; its end is reported after them."""
+    """The process of an attempt here has ended, and its output files wait for disk space; its end is reported later."""
 
     key: str
     why: str
 
 
 class OutputComing(_Event, frozen=True):
-    """Progress of the output files of an attempt: the amount at home by now."""
+    """Progress of the output files of an attempt: the amount that has arrived at home."""
 
     uid: bytes
     attempt: int
@@ -527,8 +526,8 @@ class OutputComing(_Event, frozen=True):
 
 
 class FilesStaged(_Event, frozen=True):
-    """Staging of the files of an offered attempt has ended: they are in its working directory, or ``code`` (of `DECLINES`) and
-    ``why`` tell why not."""
+    """Staging of the files of an offered attempt has ended: they are in its working directory, or ``code`` (of
+    `DECLINES`) and ``why`` give the reason."""
 
     key: str
     code: str = ""
@@ -536,9 +535,9 @@ class FilesStaged(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """Readings of the sensors: cores kept busy by anybody (averaged over 5 s) and by programs that are not tasks of this
-    node (over 15 s), memory in use, the share of the last 10 s in which somebody had to wait for a core, or for memory, and
-    how many cores the readings are about (0: those of the profile)."""
+    """Readings of the sensors: cores kept busy by all programs (averaged over 5 s) and by programs that are not tasks
+    of this node (over 15 s), memory in use, the share of the last 10 s in which some process waited for a core, or for
+    memory, and the number of cores that the readings cover (0: the profile's)."""
 
     cpus_busy: float
     cpus_busy_foreign: float
@@ -570,7 +569,8 @@ class DevicesSampled(_Event, frozen=True):
 
 
 class MpsReported(_Event, frozen=True):
-    """MPS of a GPU works (why ""), or not: its daemon cannot be started, or its server has ended under its tasks (is_fault)."""
+    """MPS of a GPU works (why ""), or does not: its daemon cannot start, or its server ended under its tasks
+    (is_fault)."""
 
     device: str
     why: str = ""

@@ -1,7 +1,7 @@
 """Gossip: the messages of one datagram, and the presets `local`, `lan` and `wan`.
 
-A datagram is small, may be lost, doubled or late, and is sealed (docs/wire.md). Its messages are arrays, told apart by
-their first item. Fields are only ever added at the end, with a default; a type that is not known is skipped.
+A datagram is small, may be lost, duplicated or late, and is sealed (docs/wire.md). Its messages are arrays, identified
+by their first item. Fields are only ever added at the end, with a default; unknown types are skipped.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from peerload.model.resources import (
 DATAGRAM_BYTES_MAX = 1400
 """Bound on a sealed datagram; a larger one is dropped."""
 MESSAGES_BYTES_MAX = 1120
-"""Bound on the bytes of all messages of one datagram. With its head and its seal it stays below 1232
-bytes, which pass any IPv6 network and any tunnel (MTU 1280 bytes) unfragmented."""
+"""Limit on the bytes of all messages of one datagram. With its header and seal it stays below 1232 bytes, which pass
+any IPv6 network and any tunnel (MTU 1280 bytes) unfragmented."""
 ACCUSERS_MAX = 8
 """Bound on the accusers in an update; more would change nothing."""
 MESSAGES_MAX = 64
 """Messages in one datagram."""
 
 DEVICES_GOSSIPED_MAX = 16
-"""Devices of a node whose room fits in a datagram; a report over the peer link lists all."""
+"""Limit on the devices of a node whose room fits in a datagram; a report over the peer link lists all."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 CLAIM_MAX = 1 << 40
-"""Bound on numbers (incarnation, refutation) in claims about other nodes. Only the node itself may use greater ones, so that it can
-always outdo a claim."""
+"""Bound on numbers (incarnation, refutation) in claims about other nodes. Only the node itself may use greater ones, so
+that it can always outdo a claim."""
 OUTDO_MAX = 1 << 61
-"""Bound up to which a node outdoes claims about itself, so that its own number never comes near the greatest possible one."""
+"""Limit up to which a node outdoes claims about itself, so that its number stays far from the greatest possible one."""
 Version = Annotated[int, Meta(ge=1, le=1000)]
 Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class MemberStatus(enum.IntEnum):
-    """Status of a member. Of two updates about the same run that count alike, the one of greater `rank` wins."""
+    """Status of a member. Of two updates about the same run with equal numbers, the one of greater `rank` wins."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -79,7 +79,7 @@ class GossipPing(_Message, frozen=True, tag="ping"):
 
 
 class GossipAck(_Message, frozen=True, tag="ack"):
-    """Answer to a probe, or of a helper whose indirect probe was answered."""
+    """Answer to a probe, or from a helper whose indirect probe was answered."""
 
     sequence: Number
 
@@ -94,7 +94,7 @@ class GossipPingRequest(_Message, frozen=True, tag="ask"):
 
 
 class GossipNack(_Message, frozen=True, tag="nack"):
-    """Answer of a helper whose indirect probe got no answer so far: the helper and the sender of the request are
+    """Answer of a helper whose indirect probe got no answer yet: the helper and the sender of the request are
     reachable."""
 
     sequence: Number
@@ -104,9 +104,8 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
     """Update about one run of a node's agent, by itself or by others.
 
     node … address: as in `Identity`; incarnation: the number of the run, which grows with every start; refutation:
-    grows with every
-    announcement of the node about itself within a run; by: names of the nodes that call it suspect or dead; age_s: age of the
-    status (in a `Sync` only).
+    grows with every announcement of the node about itself within a run; by: names of the nodes that declare it suspect
+    or dead; age_s: age of the status (in a `Sync` only).
     """
 
     node: NodeName
@@ -125,8 +124,8 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
 
     @property
     def weight(self) -> tuple[int, int, int, str]:
-        """Precedence, the greatest wins: a later run, then a later announcement of the node itself, then the graver status. The boot id
-        breaks ties of two agents with one name."""
+        """Precedence, the greatest wins: a later run, then a later announcement of the node itself, then the graver
+        status. The boot id breaks ties of two agents with one name."""
         return self.incarnation, self.refutation, self.standing.rank, self.boot
 
     def is_credible(self, believed: MembershipUpdate | None) -> bool:
@@ -200,7 +199,7 @@ def size_bytes(message: GossipMessage) -> int:
 
 
 def merged(one: MembershipUpdate, other: MembershipUpdate) -> MembershipUpdate:
-    """Merge two updates about the same node: the one with more weight wins; of equal ones the accusers are united (the first
+    """Merge two updates about the same node: the one with more weight wins; equal ones unite their accusers (the first
     ACCUSERS_MAX by name). The result depends neither on the order of updates nor on repetitions."""
     one, other = sorted((one, other), key=_all_but_accusers)
     if one.weight != other.weight:
@@ -219,8 +218,8 @@ Few = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
-    """Preset for the speed of failure detection, and its cost. n: live members, with this node; h: local health of this node, 0 (well)
-    … health_max, which stretches the times below that mention it.
+    """Preset for the speed of failure detection, and its cost. n: live members, with this node; h: local health of this
+    node, 0 (healthy) … health_max, which stretches the times below that mention it.
 
     Sources: [SWIM02] for probing, suspicion and piggy-backing, [LIFEGUARD17] for local health, dynamic suspicion and
     nacks; defaults are set by measurement (docs/membership.md). A loss is known to all after about
@@ -251,19 +250,19 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """k: independent suspicions that reduce the time to its minimum; fewer in small clusters. 0: the minimum at once, so that a single
     confused node may call others dead."""
     corroborators: Few = 8
-    """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or inform
-    the suspect. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the turns of probing,
-    n·probe_s/k later."""
+    """Nodes that, on average, probe a suspect out of turn when they first receive the suspicion, and so confirm it or
+    inform the suspect. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the turns of
+    probing, n·probe_s/k later."""
     spread_s: Positive = 0.1
-    """Interval of datagrams with membership news, to `fanout` members; without news none are sent. Less spreads news sooner: it
-    reaches all after about log_fanout(n) rounds."""
+    """Interval of datagrams with membership updates, to `fanout` members; without updates none are sent. Less spreads
+    updates sooner: they reach all after about log_fanout(n) rounds."""
     load_s: Positive = 1.0
-    """Interval of datagrams to one member for loads alone, while there are some to pass on. Otherwise loads are added to other
-    datagrams, at most loads_max to each. Less spreads them sooner, where no broker and no peer links do that."""
+    """Interval of datagrams to one member only for loads, while there are some to pass on. Otherwise loads are added to
+    other datagrams, at most loads_max to each. Less spreads them sooner, without a broker or peer links."""
     loads_max: Few = 6
-    """Loads in one datagram, at about 60 bytes each; the newest that was sent least goes first. 0: none."""
+    """Loads in one datagram, at about 60 bytes each; the newest of the least sent go first. 0: none."""
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Members that get the news in each round."""
+    """Members that get the updates in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4
     """Repetitions of each update by each node: retransmit_mult · max(2, ceil(log10(n + 1))). More tolerates more loss, for that many
     times the bytes."""
@@ -277,8 +276,8 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """Interval of anti-entropy with one member over the peer link: sync_s · s(n), s = ceil(log2 n - 5) + 1 above 32 members, else 1;
     about 150 bytes per member each way. It repairs lost datagrams."""
     reconnect_s: Positive = 30.0
-    """A lost member or seed is tried again each reconnect_s / (share of members that are lost), for ever; so the
-    cluster as a whole tries about once in reconnect_s for one lost member, and two halves find one another fast."""
+    """A lost member or seed is tried again each reconnect_s / (share of members that are lost), without end; so the
+    cluster as a whole tries about once in reconnect_s for one lost member, and two halves find each other fast."""
     join_s: Positive = 1.0
     """First pause before a node without live members tries its contacts and seeds; it doubles up to reconnect_s."""
     join_contacts: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -286,8 +285,8 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     left_s: Positive = 86_400.0
     """Time that a member that left is listed; then it counts as forgotten."""
     tombstone_s: Positive = 30 * 86_400.0
-    """Time that a forgotten member is remembered, so that late news does not bring it back: of a machine that was asleep or cut off
-    meanwhile. News of a dead member that is older is no news to a node that does not know it."""
+    """Time that a forgotten member is remembered, so that late updates do not revive it, such as from a machine that
+    was asleep or cut off. An older update of a dead member is ignored by a node that does not know it."""
 
 
 LAN = GossipPreset()

@@ -44,7 +44,7 @@ PROTOCOL_MAX = 1
 
 PEERS_TOLD_MAX = 300
 RUMOURS_MAX = 4096
-"""Members that one `Sync` tells of."""
+"""Members in one `Sync`."""
 PROFILES_MAX = 64
 RENEWALS_MAX = 4096
 SIGNED_MAX = 256
@@ -52,9 +52,9 @@ SIGNED_MAX = 256
 AWAITED_MAX = 1000
 """Tasks of one home whose outcome another home requests at a time."""
 FORWARD_BYTES_MAX = 3 << 20
-"""The largest request that is carried to another node."""
+"""The largest request that is forwarded to another node."""
 FORWARDED_PART_BYTES_MAX = 512 << 10
-"""An answer is carried in parts of at most this size."""
+"""An answer is forwarded in parts of at most this size."""
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 GIVEN_MAX = 64
@@ -67,13 +67,13 @@ DECLINES = (
     "room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled", "staging", "environment",
     "cache",
 )  # fmt: skip
-"""Codes of declined offers: no room now, no such directory, resources or labels missing, drained, an attempt this node
-has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
-user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its
+"""Codes of declined offers: no room now, no such directory, resources or labels missing, drained, an attempt that this
+node has promised not to start, too many offers pending, its disk nearly full, its policy runs no tasks of that user,
+its file system has not answered whether the directory exists, the task's files are not available anywhere, its
 environment cannot be built here, or its files do not fit into the cache."""
 DECLINES_LASTING = ("directory", "policy", "stalled", "environment", "cache")
-"""Declines that hold for every task of the same user in the same directory, of the same lock or the same files, and are
-remembered for a while."""
+"""Declines that apply to every task of the same user in the same directory, with the same lock or the same files, and
+are remembered for a while."""
 
 
 def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
@@ -90,13 +90,13 @@ LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 UNASKED = 0
-"""The number of a `StateAnswer` that answers no search: an announcement to one node alone."""
+"""The number of a `StateAnswer` that answers no search: an announcement to one node."""
 WHY_LENGTH_MAX = 400
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Identity of a sender: a node, this start of its agent, this start of its machine, this database file.
+    """Identity of a sender: the node, and ids of this start of its agent, this boot of its machine, this database file.
 
     incarnation: grows with every start of the agent; address: HOST:PORT of its peer link, "" if it cannot be dialled.
     """
@@ -160,7 +160,7 @@ class Pong(_Message, frozen=True, tag="pong"):
 
 
 class Sync(_Message, frozen=True, tag="sync"):
-    """Anti-entropy: everything that the sender knows about members and their loads. asks: the receiver answers with the same."""
+    """Anti-entropy: all that the sender knows about members and loads. asks: the receiver answers with the same."""
 
     rumours: Annotated[tuple[MembershipUpdate, ...], Meta(max_length=RUMOURS_MAX)] = ()
     loads: Annotated[tuple[Load, ...], Meta(max_length=RUMOURS_MAX)] = ()
@@ -225,7 +225,7 @@ class State(_Message, frozen=True, tag="state"):
 
 
 class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The request of one task to the node that may run it; it stands for the task where the command does not matter."""
+    """The request of one task to the node that may run it, without its command."""
 
     request: ResourceRequest = ResourceRequest()
     placement: Placement = Placement()
@@ -233,8 +233,8 @@ class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProbeRequest(_Message, frozen=True, tag="probe"):
-    """Question whether the receiver would accept this task now. search: number that the reply repeats. expected_s: expected run
-    time of the task on the reference machine; 0 = no bid is wanted."""
+    """Question whether the receiver would accept this task now. search: number that the reply repeats. expected_s:
+    expected run time on the reference machine; 0 = no bid is wanted."""
 
     search: Search
     need: Need
@@ -243,8 +243,8 @@ class ProbeRequest(_Message, frozen=True, tag="probe"):
 
 
 class ProbeReply(_Message, frozen=True, tag="probe-reply"):
-    """The answer to a Probe; it reserves nothing. price_s: the bid: estimated seconds from now until the task would have ended
-    there; 0 if no bid was wanted."""
+    """The answer to a Probe; it reserves nothing. price_s: the bid: estimated seconds from now until the task would
+    have ended there; 0 if no bid was wanted."""
 
     search: Search
     accepts: bool
@@ -253,9 +253,9 @@ class ProbeReply(_Message, frozen=True, tag="probe-reply"):
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
-    """Request for waiting tasks, from a node with room. profile: of the sender, so that the receiver chooses tasks that it can
-    run. ahead: the sender does not need them yet: only a receiver with more tasks than the sender would then have gives one.
-    most: how many are wanted."""
+    """Request for waiting tasks, from a node with room. profile: of the sender, so that the receiver chooses tasks that
+    it can run. ahead: the sender has no free slot yet: a receiver gives a task only if it has more tasks than the
+    sender would then have. most: how many are wanted."""
 
     search: Search
     report: LoadReport
@@ -265,7 +265,7 @@ class GiveRequest(_Message, frozen=True, tag="give-request"):
 
 
 class Footprint(_Message, frozen=True, tag="footprint"):
-    """Hint left at nodes that a failed search has asked at random: the sender has room, or else tasks to give."""
+    """Hint left at nodes that a failed search has asked at random: the sender has room, or has tasks to give."""
 
     has_room: bool
 
@@ -335,11 +335,11 @@ class Unpair(_Message, frozen=True, tag="unpair"):
 
 
 class Offer(_OfAttempt, frozen=True, tag="offer"):
-    """home → x: offer of attempt n. Accept reserves room for 10 s.
+    """home → x: offer of attempt n. Accept reserves resources for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
-    load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
-    nodes that have the task's files."""
+    load_tasks_max: with n at most this, x accepts regardless of its thresholds (-1: only its thresholds decide).
+    sources: other nodes that have the task's files."""
 
     spec: TaskSpec
     lease_s: LeaseSeconds
@@ -351,8 +351,8 @@ class Offer(_OfAttempt, frozen=True, tag="offer"):
 
 
 class Accept(_OfAttempt, frozen=True, tag="accept"):
-    """x → home: room is reserved. Repeated until COMMIT comes or the reservation ends. ts: x's own clock at sending; home
-    returns it and never reads it. machine_boot, store: those of x when it reserved the room. files: those of the task are there."""
+    """x → home: resources are reserved. Repeated until COMMIT comes or the reservation ends. ts: x's own clock at
+    sending; home returns it and never reads it. machine_boot, store: x's at that time. files: they are there."""
 
     nonce: Nonce
     ts: Seconds
@@ -362,8 +362,8 @@ class Accept(_OfAttempt, frozen=True, tag="accept"):
 
 
 class Staging(_OfAttempt, frozen=True, tag="staging"):
-    """x → home: progress of staging the files of the offered task, in bytes; builds: its environment is being built. The offer
-    stands meanwhile."""
+    """x → home: progress of staging the files of the offered task, in bytes; builds: its environment is being built.
+    The offer stays pending meanwhile."""
 
     done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -371,7 +371,7 @@ class Staging(_OfAttempt, frozen=True, tag="staging"):
 
 
 class Decline(_OfAttempt, frozen=True, tag="decline"):
-    """x → home: the offer is declined. code: one of `DECLINES`; home remembers those of `DECLINES_LASTING` for a while."""
+    """x → home: the offer is declined. code: one of `DECLINES`; home remembers those in `DECLINES_LASTING`."""
 
     code: Annotated[str, Meta(max_length=20)]
     reason: Reason
@@ -387,10 +387,10 @@ class Commit(_OfAttempt, frozen=True, tag="commit"):
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A lease within a batch of renewals. started_at: 0 while the task waits in x's queue; deadline_ts: the
-    newest ts whose answer set the present deadline, 0 while there is none (the home has parked it); ran_s: run
-    time so far, if its lease grows with that; devices: ids of the devices that it was given; not in every renewal;
-    output_waits_because: reason why the output files of its ended process wait at x."""
+    """A lease within a batch of renewals. started_at: 0 while the task waits in x's queue; deadline_ts: the newest ts
+    whose answer set the present deadline, 0 while there is none (the home has parked it); ran_s: run time so far, if
+    its lease grows with that; devices: ids of its granted devices, not in every renewal; output_waits_because:
+    reason why the output files of its ended process wait at x."""
 
     task: TaskId
     uid: Uid
@@ -427,7 +427,7 @@ class RenewOk(_Message, frozen=True, tag="renew-ok"):
 
 
 class Parking(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A parked attempt. ts: the newest that home has heard of x for it, on x's clock."""
+    """A parked attempt. ts: the newest time of x's clock that home has received for it."""
 
     task: TaskId
     uid: Uid
@@ -436,7 +436,7 @@ class Parking(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Park(_Message, frozen=True, tag="park"):
-    """home → x: the home goes away for a while; these attempts run on without a deadline until it renews them for a newer ts."""
+    """home → x: the home leaves for a while; these attempts have no deadline until it renews them for a newer ts."""
 
     parkings: Annotated[tuple[Parking, ...], Meta(max_length=RENEWALS_MAX)]
 
@@ -449,7 +449,7 @@ class Revoke(_OfAttempt, frozen=True, tag="revoke"):
 
 
 class Signal(_OfAttempt, frozen=True, tag="signal"):
-    """home → x: order to send this signal to the running task, which may go on."""
+    """home → x: order to send this signal to the running task, which may continue."""
 
     signal: Annotated[int, Meta(ge=1, le=64)]
 
@@ -459,16 +459,16 @@ class Query(_OfAttempt, frozen=True, tag="query"):
 
 
 class NotStarted(_OfAttempt, frozen=True, tag="not-started"):
-    """x → home: a durable promise that this attempt never started here and never will. store: the database that has the
-    promise; home ignores a promise of another store than that of the ACCEPT, since it may have been forgotten."""
+    """x → home: a durable promise that this attempt never started here and never will. store: the database with the
+    promise; home ignores a promise of another store than that of the ACCEPT, because it may have been forgotten."""
 
     reason: Reason = ""
     store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Died(_OfAttempt, frozen=True, tag="died"):
-    """x → home: the attempt started and has no result; its processes are gone. Also sent for an attempt that an earlier start
-    of x's agent refused, if x does not know that any more: either way it does not run and never will. store: as in
+    """x → home: the attempt started and has no result; its processes are gone. Also sent for an attempt that an earlier
+    start of x's agent refused, if x no longer knows that: in both cases it does not run and never will. store: as in
     NotStarted."""
 
     reason: Reason = ""
@@ -494,19 +494,19 @@ class Result(_OfAttempt, frozen=True, tag="result"):
 
 
 class ResultAck(_OfAttempt, frozen=True, tag="result-ack"):
-    """home → x: the result, or the death of the attempt, is recorded: x may forget it, except for its fence."""
+    """home → x: the result, or the death of the attempt, is recorded: x may forget it, but keeps its fence."""
 
 
 class AwaitTasks(_Message, frozen=True, tag="await-tasks"):
-    """home → another home: question for the state of its tasks or arrays that tasks of the sender depend on. TasksTold answers
-    at once, and again when one has ended; repeated until all have ended."""
+    """home → another home: question about the state of its tasks or arrays that tasks of the sender depend on.
+    TasksTold answers immediately, and again when one has ended; repeated until all have ended."""
 
     tasks: Annotated[tuple[TaskId, ...], Meta(max_length=AWAITED_MAX)]
 
 
 class AwaitedTask(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The state of one of these tasks. is_known: whether there is, or was, such a task; is_over: all of it has ended; failed:
-    what of it has not succeeded, "" = nothing so far; says: where it stands, in a few words."""
+    """The state of one of these tasks. is_known: there is, or was, such a task; is_over: all of it has ended; failed:
+    its failures, "" = none so far; says: its state in a few words."""
 
     task: TaskId
     is_known: bool = True
@@ -574,8 +574,8 @@ class OutputEnd(_Message, frozen=True, tag="output-end"):
 
 
 class InputRequest(_OfAttempt, frozen=True, tag="input-request"):
-    """x → home: request for the standard input of this attempt up to the offset ``up_to``; repeated over the same connection as
-    the task reads on. have: bytes that x has, and will not request again; is_closed: the task reads no more."""
+    """x → home: request for the standard input of this attempt up to the offset ``up_to``; repeated over the same
+    connection as the task reads on. have: bytes that x has for good; is_closed: the task reads no more."""
 
     have: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     up_to: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
@@ -597,20 +597,20 @@ class InputWindow(_Message, frozen=True, tag="input-window"):
 
 
 class InputEnd(_Message, frozen=True, tag="input-end"):
-    """End of a stream, after so many bytes. gone: home has no such attempt there (any more); its input may not be complete."""
+    """End of a stream, with its size. gone: home has no such attempt there (any more); its input may be incomplete."""
 
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gone: bool = False
 
 
-# -- files: streams as well, to any member that has them ---------------------------------------------------------------
+# -- files: streams to any member that has them ------------------------------------------------------------------------
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: request for the blocks with these BLAKE3 digests. A node that knows a digest may have its block. verify: the
-    receiver checks that they are intact, since one was not. A node that serves all users of its machine looks among the
-    files of one user: of the task with the uid ``task`` that needs them, if it is between both nodes, else of who has
-    ``manifest``, which names them."""
+    """any → any: request for the blocks with these BLAKE3 digests. A node that knows a digest may have its block.
+    verify: the receiver checks that they are intact, because one was not. A node that serves all users of its machine
+    searches only the files of one user: the user of the task with the uid ``task`` that needs them, if it is between
+    both nodes, otherwise the user whose files include ``manifest``, which names the blocks."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
     verify: bool = False
@@ -636,8 +636,9 @@ class BlocksEnd(_Message, frozen=True, tag="blocks-end"):
 
 
 class Forward(_Message, frozen=True, tag="forward"):
-    """any → any: a request of a client of the sender. request: the body of a frame of the control socket, whose number the
-    answers repeat; user, uid: the client's user at the sender; hops: nodes that it has come through, with this one."""
+    """any → any: a request of a client of the sender. request: the body of a frame of the control socket, whose number
+    the answers repeat; user, uid: the client's user at the sender; hops: number of nodes that have forwarded it, this
+    one included."""
 
     request: Annotated[bytes, Meta(min_length=1, max_length=FORWARD_BYTES_MAX)]
     user: Annotated[str, Meta(max_length=64)] = ""
@@ -646,15 +647,14 @@ class Forward(_Message, frozen=True, tag="forward"):
 
 
 class Forwarded(_Message, frozen=True, tag="forwarded"):
-    """The answer: the body of a frame of the control socket, or with ``continues`` a part of one, the next of which
-    follows at once."""
+    """The answer: the body of a frame of the control socket; with ``continues`` a part of it, and the next follows."""
 
     answer: Annotated[bytes, Meta(max_length=FORWARDED_PART_BYTES_MAX)]
     continues: bool = False
 
 
 class ForwardStop(_Message, frozen=True, tag="forward-stop"):
-    """End of interest in the answer to the request of this number; the others go on."""
+    """Cancellation of the request of this number: its answer is no longer wanted; the others continue."""
 
     number: Search
 
@@ -713,14 +713,14 @@ BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
 OWNERSHIP: frozenset[type] = frozenset(get_args(Ownership))
 TOGETHER: frozenset[type] = OWNERSHIP | frozenset(ADVICE)
-"""Messages of which one frame may carry several."""
+"""Messages that may share a frame."""
 TOGETHER_MAX = 1024
 """Bound on the further messages in a frame."""
 
 
 def needs_no_row(message: Message) -> bool:
-    """True if a message promises nothing beyond the memory of its sender, so that it need not wait for rows on their way to the
-    disk: advice; OFFER and ACCEPT of a task without files, which reserve room. COMMIT is what waits."""
+    """True if a message makes no durable promise, so that it need not wait for rows that are being written: advice, and
+    OFFER and ACCEPT of a task without files, which only reserve. COMMIT does wait."""
     if isinstance(message, ADVICE):
         return True
     if isinstance(message, Offer):
@@ -731,8 +731,8 @@ def needs_no_row(message: Message) -> bool:
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Envelope of every message between nodes.
 
-    v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);
-    seq: per (src, src_boot), for dropping what was seen; others: further messages, in their order, where the first is of TOGETHER.
+    v: protocol version; dst and dst_boot are empty if the sender does not know them yet (Hello) or means all (State);
+    seq: per (src, src_boot), to drop duplicates; others: further messages, in order, if the first is of TOGETHER.
     """
 
     v: Annotated[int, Meta(ge=1, le=1000)]

@@ -1,7 +1,7 @@
 """Resources: power curves and devices of nodes, the requests of tasks, the profiles of nodes, and the reports of their load.
 
-Devices are what tasks are given one by one, such as GPUs, slices of GPUs, and anything countable that a node is told of. Only
-the kind `gpu` is measured and may be shared; all others are counted.
+Devices are granted to tasks one by one: GPUs, slices of GPUs, and any countable resource in a node's settings. Only the
+kind `gpu` is measured and may be shared; all others are counted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 POINTS_MAX = 33
-"""Points of a curve that are told to other nodes."""
+"""Points of a curve that are sent to other nodes."""
 SPEC_SHAPE = (0.219, 0.343, 0.394, 0.446, 0.5, 0.553, 0.617, 0.689, 0.778, 0.889, 1.0)
 """Power at 0, 10 … 100 % load over power at full load: medians of 155 SPECpower results since 2019."""
 WATTS_PER_THREAD = 4.0
-"""Taken for a busy thread where nothing is known of a processor."""
+"""Assumed watts of a busy thread of an unknown processor."""
 
 Watts = Annotated[float, Meta(ge=0.0, le=1e6)]
 
@@ -34,14 +34,14 @@ class Quality(enum.StrEnum):
 
     @staticmethod
     def worst(qualities: tuple[Quality, ...]) -> Quality:
-        """Quality of a sum: that of its worst part; of nothing: estimated."""
+        """Quality of a sum: that of its worst part; of an empty sum: estimated."""
         return max(qualities, key=tuple(Quality).index, default=Quality.ESTIMATED)
 
 
 class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of work.
-    price: of a kWh there now, None = not known; wake_s: time that the node takes to wake; wake_joules: what it draws
-    meanwhile, not counted in joules."""
+    """Joules that a task would take on a node, by its power curve; for a task of unknown duration, for one second of
+    work. price: of a kWh there now, None = unknown; wake_s: time that the node takes to wake; wake_joules: its energy
+    meanwhile, not included in joules."""
 
     node: str
     joules: float
@@ -56,7 +56,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
 
     smt_gain: work rate of a core with all its threads busy over that with one; all_core: work rate of a core while all
     are busy over that of one core alone; off_w, wake_s: power while suspended, and how long it takes to resume; may_sleep:
-    it is suspended when idle; cap_w: tasks are never placed so that it takes more than this, 0 = no such bound.
+    it is suspended when idle; cap_w: limit on its power for the placement of tasks, 0 = none.
     """
 
     watts: Annotated[tuple[Watts, ...], Meta(min_length=2, max_length=POINTS_MAX)]
@@ -71,25 +71,25 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
     quality: Quality = Quality.ESTIMATED
 
     def __post_init__(self) -> None:
-        """ValueError, where it is decoded a ValidationError, for a curve that falls."""
+        """Raise ValueError (when decoded: ValidationError) for a decreasing curve."""
         if not all(math.isfinite(value) for value in self.watts):
             raise ValueError("a power curve has a point that is not a number")
         if any(after < before for before, after in pairwise(self.watts)):
             raise ValueError("a power curve falls: more load never takes less power")
 
     def rate(self, threads: float) -> float:
-        """Work rate with so many threads busy, in cores of a node that does one thing."""
+        """Work rate with this number of busy threads, in cores of an otherwise idle node."""
         busy = min(threads, float(self.threads))
         if busy <= self.cores:
             return busy * (1.0 - (1.0 - self.all_core) * busy / self.cores)
         return self.all_core * (self.cores + (self.smt_gain - 1.0) * (busy - self.cores))
 
     def thread_rate(self, threads: float) -> float:
-        """Work rate of each of so many busy threads."""
+        """Work rate of each of this number of busy threads."""
         return self.rate(threads) / threads if threads > 0 else self.rate(1.0)
 
     def watts_at(self, threads: float) -> float:
-        """Power of the node while it is awake, with so many threads busy."""
+        """Power of the node while it is awake, with this number of busy threads."""
         return self.watts_doing(self.rate(max(threads, 0.0)))
 
     def watts_doing(self, rate: float) -> float:
@@ -99,15 +99,15 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 
     def settled_watts(self, threads: float) -> float:
-        """Watts with so many busy threads; an idle node that may sleep draws its power of sleep."""
+        """Watts with this number of busy threads; an idle node that may sleep draws its power of sleep."""
         return self.off_w if self.may_sleep and threads <= 0 else self.watts_at(threads)
 
     def exceeds_cap(self, threads: float) -> bool:
-        """True if so many busy threads take more than tasks may have the node take."""
+        """True if this number of busy threads exceeds the power cap for tasks."""
         return bool(self.cap_w) and self.watts_at(threads) > self.cap_w
 
     def threads_under_cap(self, threads_max: float) -> float:
-        """Most threads that tasks may keep busy, of at most so many."""
+        """Most threads that tasks may keep busy, at most ``threads_max``."""
         if not self.exceeds_cap(threads_max):
             return threads_max
         counts = range(min(int(threads_max), self.threads), -1, -1)
@@ -135,13 +135,13 @@ KINDS_ASKED_MAX = 16
 """Kinds other than GPUs that one task may ask for."""
 PREFERRED_MAX = 64
 OOM_RETRIES_MAX = 16
-"""Bound on retries of a task with more memory of its GPUs."""
+"""Limit on retries of a task with more memory of its GPUs."""
 LINKS_MAX = DEVICES_MAX
 RUNS_SEEN_MAX = 256
 """Attempts seen on one device at a time."""
 MIB = 1 << 20
 MPS_CAPABILITY = 7.0
-"""Capability for computing of a GPU that keeps the memory of the clients of MPS apart."""
+"""Minimum compute capability of a GPU that isolates the memory of MPS clients."""
 
 DeviceId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z")]
 """`nvidia:GPU-<uuid>`, `nvidia:MIG-<uuid>`, `fpga:<name>`: maker (or kind), and name."""
@@ -209,10 +209,10 @@ class Nearness(enum.IntEnum):
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Static facts of one device of a node.
 
-    index: its number among devices of its kind; model: its maker's name for it; mem_bytes: 0 = not known, then it serves one
-    task at a time; grantable_bytes: the part that all tasks together may have (in reports to other nodes); is_read: it has
-    readings; capability: compute capability of a GPU, such as 9.0; capabilities: features that were tried and work; links:
-    distance to other devices of this node, by id.
+    index: its number among devices of its kind; model: its maker's name for it; mem_bytes: 0 = unknown, then it serves
+    one task at a time; grantable_bytes: the part that all tasks together may get (in reports to other nodes); is_read:
+    it has readings; capability: compute capability of a GPU, such as 9.0; capabilities: features that were tried and
+    work; links: distance to other devices of this node, by id.
     """
 
     id: DeviceId
@@ -252,8 +252,9 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The last reading of one device.
 
-    busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by anybody; ours: (execution key, bytes) of
-    each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: number of others, at least 1 if no
+    busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by all programs; ours: (execution key,
+    bytes) of each attempt of this node on it; mem_foreign_bytes: used by others; foreign: number of others, at least 1
+    if no
     process explains the used memory or the work; power_w, energy_j: None if not known. mem_foreign_peak_bytes: sum of the recent
     peaks of the present foreign processes; 0 = no more than they have now.
     """
@@ -315,7 +316,7 @@ CardAddress = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")]
 
 
 OVERCOMMIT_SHARE = 0.8
-"""Share of the requested cores that is guaranteed to a task that overcommits."""
+"""Share of the requested cores that a task with overcommit is guaranteed."""
 Builder = Literal["pip", "uv", "conda"]
 BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda": "micromamba, mamba or conda"}
 """Programs that build an environment, by the kind of its lock file."""
@@ -324,8 +325,9 @@ BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, cache_hash=True, omit_defaults=True):
     """Resources that one task takes while it runs.
 
-    cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough where more is not free; mem_bytes: 0 =
-    not stated; gpus: number of GPUs, all of one node; gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one requested
+    cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough if no more are free; mem_bytes:
+    0 = not stated; gpus: number of GPUs, all of one node; gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the
+    one requested
     GPU; gpu_prefer: preferred GPUs, the best first: a number, the beginning of a name, or a pattern of models such as
     ``A100*``; gpu_wait: behaviour when those have no room; gpu_wait_s_max: seconds until waiting for exactly those ends, 0 =
     never; gpu_oom_retries: retries with more memory of each GPU after it ran out of that; devices: number of each other kind.
@@ -341,7 +343,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, cache_hash=True, om
     gpu_wait_s_max: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     gpu_share: GpuShare = GpuShare.AUTO
     gpu_pct: Annotated[int, Meta(ge=0, le=100)] = 0
-    """Bound on its share of a GPU's multiprocessors under MPS, in percent; 0: none."""
+    """Limit on its share of a GPU's multiprocessors under MPS, in percent; 0: none."""
     gpu_oom_retries: Annotated[int, Meta(ge=0, le=OOM_RETRIES_MAX)] = 2
     overcommit: bool = False
     devices: Annotated[
@@ -359,7 +361,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, cache_hash=True, om
         if self.gpu_pct and self.gpu_share is not GpuShare.MPS:
             raise ValueError("a share of the multiprocessors (gpu_pct) is for gpu_share mps")
         if self.devices and len({kind for kind, _ in self.devices} | {GPU}) <= len(self.devices):
-            raise ValueError("a kind of device is asked for twice, or gpu as one of the others")
+            raise ValueError("a kind of device is requested twice, or gpu as another kind")
 
     @property
     def takes_devices(self) -> bool:

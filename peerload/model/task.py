@@ -30,7 +30,7 @@ Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
-"""Bounds of a lease. It is renewed at every quarter of it: a shorter one would keep its node busy with renewals."""
+"""Bounds of a lease. It is renewed every quarter of its time, so a shorter one would cost too many renewals."""
 GRANTS_KEPT_MAX = 16
 """Attempts of a task whose results are accepted. By default a task fails after fewer losses."""
 
@@ -48,8 +48,8 @@ class Guarantee(enum.StrEnum):
     """Guarantee about the executions of a task; in every case one result at most is recorded.
 
     at-least-once: it runs until there is a result; two copies never execute at the same time. once: it is never started
-    twice, and may end up unknown. fast: as at-least-once, but queued again as soon as its node is called dead, so that
-    two copies may overlap.
+    twice, and its outcome may stay unknown. fast: like at-least-once, but queued again as soon as its node is declared
+    dead, so that two copies may overlap.
     """
 
     AT_LEAST_ONCE = "at-least-once"
@@ -68,7 +68,7 @@ class TaskState(enum.StrEnum):
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
-    __hash__ = str.__hash__  # that of Enum is a function in Python, and states are keys wherever a task changes
+    __hash__ = str.__hash__  # Enum's is a Python function, and every change of a task uses states as keys
 
     @cached_property
     def is_final(self) -> bool:
@@ -79,20 +79,20 @@ class TaskState(enum.StrEnum):
 TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
     TaskState.HELD: (
         TaskState.QUEUED,
-        TaskState.DONE,  # as from queued
+        TaskState.DONE,  # as for QUEUED
         TaskState.FAILED,
         TaskState.CANCELLED,
     ),
     TaskState.QUEUED: (
         TaskState.LEASED,
         TaskState.HELD,
-        TaskState.DONE,  # an attempt that was given up has left a result after all
+        TaskState.DONE,  # an attempt given up as lost has a result after all
         TaskState.FAILED,
         TaskState.CANCELLED,
     ),
     TaskState.LEASED: (
-        TaskState.QUEUED,  # refused, proven dead, or the lease has run out
-        TaskState.HELD,  # its node went away, and somebody should look at it first
+        TaskState.QUEUED,  # refused, proven dead, or its lease has expired
+        TaskState.HELD,  # its node was lost; a user should check it first
         TaskState.DONE,
         TaskState.FAILED,
         TaskState.CANCELLED,
@@ -128,9 +128,9 @@ OUTPUT_GLOBS_MAX = 1000
 
 
 class TaskFiles(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The files that travel with a task. manifest: id of the tree that its working directory has at the start; size_bytes,
-    count: of its files; outputs: globs of the files that come home; returns_changes: without globs, all that are new or
-    changed come home."""
+    """The files that travel with a task. manifest: id of the tree of its working directory at the start; size_bytes,
+    count: of its files; outputs: globs of the files to bring home; returns_changes: without globs, all new or changed
+    files are brought home."""
 
     manifest: Digest
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -151,8 +151,8 @@ class EnvironmentLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
 class Staged(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Files of an ended attempt. in_bytes, in_s: fetched for it by its node, and the seconds until all was in place;
-    outputs: id of the manifest of its output files, b"" = none; out_bytes, out_count: of these. conflicts: number of outputs
-    that are kept beside a file that was changed at home."""
+    outputs: id of the manifest of its output files, b"" = none; out_bytes, out_count: of these. conflicts: number of
+    outputs stored beside a file that was changed at home."""
 
     in_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     in_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -166,13 +166,13 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Specification of a task: a command line and its requests. Bytes where the operating system has bytes.
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
-    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long its executor
-    may be unreachable, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: the lease grows with its run time.
-    takes_input: its standard input comes from its home, else from /dev/null; terminal: it gets a terminal of its own, with
-    that window at first, in which stdout and stderr are one; followed: a client reads its output live, so that more of it is
-    kept than usual. user: the account that submitted it, which a home in system mode knows from the operating system; "" in
-    user mode. named: variables that the submitter has requested by name: they are also set where the task runs as another
-    user. files: those that travel with it, into a working directory that is SCRATCH; lock: the environment in its PATH.
+    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long its executor may be
+    unreachable, at least LEASE_S_MIN, or 0 = its home's setting; lease_auto: the lease grows with its run time.
+    takes_input: its standard input comes from its home, else from /dev/null; terminal: it gets a terminal, initially
+    with this window, and stdout and stderr are one stream; followed: a client reads its output live, so more of it is
+    stored than usual. user: the account that submitted it, which a home in system mode gets from the operating system;
+    "" in user mode. named: variables that the submitter requested by name: they are also set if the task runs as
+    another user. files: travel with it, into a working directory that is SCRATCH; lock: the environment in its PATH.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -201,7 +201,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_staged(self) -> bool:
-        """True if its node has to bring files, or build an environment, before it starts."""
+        """True if its node must fetch files or build an environment before it starts."""
         return self.files is not None or self.lock is not None
 
     def __post_init__(self) -> None:
@@ -236,11 +236,11 @@ class CompletionJob(enum.StrEnum):
 class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Options of all tasks of one submission that only its home needs: they are not sent to other nodes.
 
-    group: the group whose slots they take, "" = none; after: ids of tasks and arrays that have to end before they start;
-    after_ok: of those that have to succeed; retries: number of times that a failed task is started again. output_file,
+    group: the group whose slots they take, "" = none; after: ids of tasks and arrays that must end before they start;
+    after_ok: ids of those that must succeed; retries: number of times that a failed task is started again. output_file,
     error_file: files to which home writes the output of each, absolute paths with the placeholders %j, %A, %a, %x, %N and
-    %%, b"" = none; notify: command for a shell at home when all of them have ended, b"" = none. owner: the uid of their user
-    at a home in system mode, which knows it from the operating system, -1 = that of the agent. tags: one `key=value` for
+    %%, b"" = none; notify: command for a shell at home when all of them have ended, b"" = none. owner: the uid of their
+    user at a home in system mode, from the operating system, -1 = the agent's. tags: one `key=value` for
     each key. files_home: the directory to which output files return.
     """
 
@@ -267,7 +267,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return bool(self.group or self.after or self.after_ok)
 
     def again(self) -> SubmitOptions:
-        """The options of a task that repeats this one on request of a user: without dependencies."""
+        """The options of a task that repeats this one for a user: without dependencies."""
         return msgspec.structs.replace(self, after=(), after_ok=())
 
     def completion_jobs(self) -> tuple[CompletionJob, ...]:
@@ -279,14 +279,14 @@ NO_TERMS = SubmitOptions()
 
 
 def owner_key(owner: int, user: str) -> str:
-    """The owner of a submission as one word: a uid; or ``node:user`` if it was sent from another node (account names have no
-    colon); "" = the agent's own."""
+    """The owner of a submission as one word: a uid; or ``node:user`` if it came from another node (account names have
+    no colon); "" = the agent's own."""
     return str(owner) if owner >= 0 else user
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Outcome of a task, or of a whole array, that other tasks depend on. is_over: all of it has ended; failed: the parts that
-    have not succeeded, as text, "" = none so far; lost: why the outcome cannot be known any more, "" = it can."""
+    """Outcome of a task, or of a whole array, that other tasks depend on. is_over: all of it has ended; failed: its
+    failures as text, "" = none so far; lost: why the outcome can no longer be known, "" = it can."""
 
     task: str
     is_over: bool = False
@@ -300,7 +300,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Settings of a group of tasks of this home. slots: bound on the leased tasks at a time, 0 = none; is_paused: its tasks do
+    """Settings of a group of tasks of this home. slots: limit on its leased tasks, 0 = none; is_paused: its tasks do
     not start."""
 
     name: str
@@ -309,7 +309,7 @@ class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 WORDS_MAX = 200
-"""Bound on the reason of the failure of a task that others depend on, in characters."""
+"""Limit, in characters, on the reason of a failure, for tasks that depend on it."""
 
 
 def failure_text(task: str, *, is_cancelled: bool, reason: str) -> str:
@@ -318,8 +318,8 @@ def failure_text(task: str, *, is_cancelled: bool, reason: str) -> str:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Resources that an ended process used: cpu seconds, the largest resident set in bytes; the peak memory in bytes on any one of
-    its GPUs, and their model (0 and "": it had none, or that is not known)."""
+    """Resources that an ended process used: cpu seconds, the largest resident set in bytes; the peak memory in bytes on
+    any of its GPUs, and their model (0 and "": no GPU, or unknown)."""
 
     user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     system_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -334,12 +334,12 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The end of an attempt. exit_code: as a shell shows it: the process's own, 128 + signal, 124 time limit, 126 cannot
-    execute, 127 not found. signal: that ended it, or 0. The sizes are those of the captured output. speed: of the node where
-    it ran. out_of: the resource that it lacked, "" if that is not why it ended; had_bytes: how much of that it could have
-    had, 0 if that is not known, or others had taken its promised share. failed_device: the device whose failure ended it, ""
-    if none. missing_bytes: captured output that could not be read or fetched. staged: its files, None = it had none.
-    not_built: its environment could not be built, so that it never ran."""
+    """The end of an attempt. exit_code: as a shell shows it: the process's own, 128 + signal, 124 time limit, 126
+    cannot execute, 127 not found. signal: the one that ended it, or 0. The sizes are of the captured output. speed: of
+    the node where it ran. out_of: the resource that it lacked, "" if it did not end for that; had_bytes: how much of
+    that it could have had, 0 if unknown, or if others had taken its promised share. failed_device: the device whose
+    failure ended it, "" if none. missing_bytes: captured output that could not be read or fetched. staged: its files,
+    None = it had none. not_built: its environment could not be built, so that it never ran."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -363,7 +363,7 @@ REASON_CHARS_MAX = 512
 
 
 def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
-    """The exit of an attempt whose output lacks so many bytes of stdout and stderr; the reason says so."""
+    """The exit of an attempt, with the number of missing bytes of stdout and stderr, and a reason that says so."""
     if not any(missing):
         return exit_
     words = "; ".join(filter(None, (exit_.reason, f"{why} ({sum(missing)} bytes are missing)")))
@@ -377,7 +377,7 @@ def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
 
 
 def without_files(exit_: Exit, why: str) -> Exit:
-    """The exit of an attempt whose files could not be put in place or brought home: a failure; the reason says why."""
+    """The exit of an attempt whose files could not be staged or brought home: a failure; the reason says why."""
     words = "; ".join(filter(None, (f"staging: {why}", exit_.reason)))
     return msgspec.structs.replace(
         exit_, exit_code=exit_.exit_code or STAGING_EXIT_CODE, reason=words[:REASON_CHARS_MAX]
@@ -412,20 +412,21 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
     attempt: the highest number ever granted (0 = none); node: lessee of the current attempt ("" = none); nonce,
-    machine_boot, store: those of the ACCEPT that the lease answers; lease_s: the longest time ever granted to this attempt at
-    once; migrations: placements elsewhere by choice. parked_ts: time (the node's clock) of the last message of the node when
-    the home parked the attempt, 0 = not parked: until the node confirms a newer deadline, the attempt is taken back on proof
-    alone. losses: attempts that ended without a result; lost_on: the nodes that were lost with them; last_node: the node that
-    may still have the abandoned attempt; retry_of: the task that this one repeats. grants: attempts that may have a result,
-    the newest last, at most GRANTS_KEPT_MAX: those granted to other nodes, except those that they promised never to start.
-    devices: ids of the devices that it was given on this node. gpu_mem_bytes: of each GPU, in place of its request, 0 = as
-    requested; gpu_alone: it does not share its GPUs any more; memory_retries: times it was queued again because it had run out
-    of GPU memory. attended: it is cancelled when its client is gone; input: name of its standard input in this home's spool,
-    "" = none; input_is_cut: the beginning of that was dropped, so that no other attempt can read it; input_came: some of it
-    has come, so that a repetition of the task needs it again. failures: times it failed and was queued again; priority: in
-    place of the submitted one, None = that; is_freed: it does not wait for other tasks any more, since their outcome cannot be
-    known. usage: of a cancelled task, once its processes are gone (`PutUsage`); None: not known. That of any other is in
-    ``exit``.
+    machine_boot, store: of the ACCEPT for this lease; lease_s: the longest single lease ever granted to this attempt;
+    migrations: placements elsewhere by choice. parked_ts: time (the node's clock) of the last message of the node when
+    the home parked the attempt, 0 = not parked: until the node confirms a newer deadline, only proof takes the attempt
+    back. losses: attempts that ended without a result; lost_on: the nodes that were lost with them; last_node: the node
+    that may still have the abandoned attempt; retry_of: the task that this one repeats. grants: attempts that may have
+    a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other nodes, except those that they promised
+    never to start. devices: ids of its devices on this node. gpu_mem_bytes: memory of each GPU that replaces its
+    request, 0 = as
+    requested; gpu_alone: it no longer shares its GPUs; memory_retries: times it was queued again because it had run out
+    of GPU memory. attended: it is cancelled when its client disconnects; input: name of its standard input in this
+    home's spool, "" = none; input_is_cut: the beginning of that was dropped, so that no other attempt can read it;
+    input_came: some of it has arrived, so that a repetition of the task needs it again. failures: times it failed and
+    was queued again; priority: replaces the submitted one, None = unchanged; is_freed: it no longer waits for other
+    tasks, because their outcome cannot be known. usage: of a cancelled task, once its processes are gone (`PutUsage`);
+    None: not known. For other tasks it is in ``exit``.
     """
 
     task: str
@@ -480,8 +481,7 @@ class ExecutionState(enum.StrEnum):
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
-    """The durable state of one attempt that was committed to this node by another home: one row. devices: ids of the
-    devices that it was given."""
+    """The durable state of one attempt that another home committed to this node: one row. devices: their ids."""
 
     task: str
     uid: bytes
@@ -510,18 +510,18 @@ def submission_of(task: str) -> int:
 
 
 def member_of(task: str) -> int:
-    """The member's number in a task id: 7 in ``ws1/42.7``; 0 for a task that is in no array."""
+    """The member's number in a task id: 7 in ``ws1/42.7``; 0 for a task outside arrays."""
     return int(task.rpartition(".")[2]) if "." in task else 0
 
 
 def order_of(task: str) -> tuple[int, int]:
-    """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
+    """The number of a task's submission, and of its member (SINGLE outside arrays)."""
     counter, dot, member = task.partition("/")[2].partition(".")
     return int(counter), int(member) if dot else SINGLE
 
 
 def is_id(name: str) -> bool:
-    """True if this is the id of a task; the name of a damaged row may be anything."""
+    """True for the id of a task; a damaged row may contain any name."""
     counter, dot, member = name.partition("/")[2].partition(".")
     return counter.isdecimal() and (not dot or member.isdecimal())
 
@@ -532,7 +532,7 @@ def task_name(node: str, counter: object, member: object) -> str:
 
 def ranges(numbers: Sequence[int]) -> list[range]:
     """Ascending numbers as ranges with a step."""
-    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:  # as with most arrays
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:  # the usual case
         return [range(numbers[0], numbers[-1] + 1)]
     found: list[range] = []
     for number in numbers:
@@ -545,7 +545,7 @@ def ranges(numbers: Sequence[int]) -> list[range]:
 
 
 def member_record(record: TaskRecord, key: bytes, member: int) -> TaskRecord:
-    """The record of a member of a uniform array, from the one that its untouched members have in common."""
+    """The record of a member of a uniform array, from the common record of its untouched members."""
     return msgspec.structs.replace(record, task=f"{record.task}.{member}", uid=member_uid(key, member))
 
 
@@ -569,8 +569,8 @@ _environment_decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
 def variables_of(packed: bytes) -> dict[bytes, bytes]:
-    """The variables of `TaskSpec.environment`, which comes unchecked from peers and clients. Raises BadRequest if it is malformed, or
-    has a variable that a process cannot have: an empty name, a name with ``=``, a NUL byte."""
+    """The variables of `TaskSpec.environment`, which peers and clients send unchecked. Raises BadRequest if it is
+    malformed, or has a variable that no process can have: an empty name, a name with ``=``, a NUL byte."""
     try:
         variables = _environment_decoder.decode(packed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,11 +1,11 @@
-"""Foreign text made harmless, before a terminal or a log is given it: the one function for that (rule T1). Counts as words."""
+"""Sanitizing of foreign text for terminals and logs: the one function for that (rule T1). Counts as words."""
 
 from __future__ import annotations
 
 _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
-"""Letters and marks that show nothing."""
+"""Invisible letters and marks."""
 MARKS_MAX = 2
-"""Bound on the marks on one letter; with more of them text climbs into other lines."""
+"""Limit on the marks on one letter; with more of them text overlaps other lines."""
 
 
 def times_text(number: int) -> str:
@@ -14,10 +14,10 @@ def times_text(number: int) -> str:
 
 
 def printable(text: object) -> str:
-    r"""Foreign text as a terminal or a log may be given it: on one line, and unable to move, colour, hide or reorder anything.
+    r"""Foreign text made safe for a terminal or a log: on one line, and without effects on the terminal.
 
-    Control characters (C0, C1, ESC, DEL), bidi controls, line separators, characters that show nothing (zero width, tags,
-    private ones), piles of marks, and bytes that are no UTF-8 become ``\x1b``-style escapes. bytes are taken as UTF-8.
+    Control characters (C0, C1, ESC, DEL), bidi controls, line separators, invisible characters (zero width, tags,
+    private ones), piles of marks, and bytes that are not UTF-8 become ``\x1b``-style escapes. bytes: as UTF-8.
     """
     words = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else str(text)
     if words.isascii() and words.isprintable():

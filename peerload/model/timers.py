@@ -1,7 +1,7 @@
 """The timers that a node sets: one frozen type for each, with the task, attempt or request that is due.
 
-A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. So a key is text: a uid in hexadecimal
-digits, a number in decimal ones; properties give back what it stands for.
+A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. So a key is text: a uid in
+hexadecimal digits, a number in decimal ones; properties return the original values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OfferTimeout(_OfTask, frozen=True, tag="offer"):
 
 
 class QueryDue(_OfTask, frozen=True, tag="ask"):
-    """Time to query the executor of a task, which was not heard of."""
+    """Time to query the executor of a task that has been silent."""
 
 
 class Lease(_OfTask, frozen=True, tag="lease"):
@@ -61,7 +61,7 @@ class ClientTimeout(_OfTask, frozen=True, tag="attended"):
 
 
 class Stranded(_OfTask, frozen=True, tag="stranded"):
-    """Time to search a node for a task again that has none."""
+    """Time to search a node again for a task without a place."""
 
 
 class Batch(_Numbered, frozen=True, tag="request"):
@@ -79,7 +79,7 @@ class AwaitedQueryDue(_Timer, frozen=True, tag="await"):
 
 
 class RemoteStatus(_Numbered, frozen=True, tag="inquiry"):
-    """Timeout of a submission that waits for news of tasks of other homes."""
+    """Timeout of a submission that waits for the state of tasks of other homes."""
 
 
 # -- attempts on this node ---------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class FrozenTimeout(_OfAttempt, frozen=True, tag="frozen"):
 
 
 class Fences(_Timer, frozen=True, tag="floors"):
-    """Time to forget attempt fences that are of no use any more."""
+    """Time to drop attempt fences that are no longer needed."""
 
 
 class Devices(_Timer, frozen=True, tag="devices"):
@@ -159,7 +159,7 @@ class RetryDue(_Timer, frozen=True, tag="retry"):
 
 
 class StartsTold(_Timer, frozen=True, tag="starts"):
-    """Time to tell the homes of short tasks that they have started, if they still run."""
+    """Time to notify the homes of short tasks that they have started, if they still run."""
 
 
 class Inbound(_OfTask, frozen=True, tag="inbound"):
@@ -175,9 +175,9 @@ class GossipTimerKind(enum.StrEnum):
     TURN = "turn"
     """Probe the next member."""
     ACK = "ack"
-    """Timeout of a probe; subject: its number, as of the next two."""
+    """Timeout of a probe; subject: its number, as for the next two."""
     VERDICT = "verdict"
-    """Timeout of the indirect probes, too."""
+    """Timeout of the indirect probes."""
     NACK = "nack"
     """Timeout of a probe on behalf of another member."""
     SUSPECT = "suspect"

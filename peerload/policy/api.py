@@ -1,9 +1,10 @@
-"""Interfaces of policies: their kinds, what each may see and propose, how its answers are checked, and helpers that policies use.
+"""Interfaces of policies: their kinds, what each sees and proposes, validation of their answers, and helpers for
+policies.
 
-Policies *propose*, and the core decides: it owns time-outs, refusals, leases and the migration limit. So a policy
-can be bad but never unsafe. A policy is a frozen struct of its parameters; it reads no clock and takes chance from
-the ``rng`` it is given. A policy that keeps state keeps it in its instance: each node has instances of its own, live
-and simulated. An exception in a policy counts as "keep the task here" and is shown to the user.
+Policies *propose*, and the core decides: it owns timeouts, refusals, leases and the migration limit. So a policy can be
+bad but never unsafe. A policy is a frozen struct of its parameters; it reads no clock and takes chance only from the
+given ``rng``. A policy with state keeps it in its instance: each node, live or simulated, has separate instances. An
+exception in a policy counts as "keep the task here" and is shown to the user.
 
 Sources are named as in docs/references.md.
 """
@@ -50,9 +51,9 @@ class KnownReport(msgspec.Struct, frozen=True, gc=False):
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """Answer of one peer in this search. No answer in time counts as ``accepts=False`` with no report, and so does
-    an offer that was declined. remembered: the peer was asked because memory named it, which costs no probe of the
-    search; price_s: its bid: when the task would have ended there, in seconds from when it was asked, as far as it
-    can tell; 0 where the policy wants no bids."""
+    a declined offer. remembered: the peer was asked because of a hint, which costs no probe of the search; price_s:
+    its bid: the estimated seconds from the question until the task would have ended there; 0 if the policy wants no
+    bids."""
 
     node: str
     accepts: bool
@@ -62,8 +63,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskView(msgspec.Struct, frozen=True, gc=False):
-    """Waiting task as a policy sees it. expected_s: how long it would take on this node, 0 = not known; moved_bytes:
-    how many bytes a transfer would carry."""
+    """Waiting task as a policy sees it. expected_s: its expected duration on this node, 0 = unknown; moved_bytes: size
+    of a transfer."""
 
     task: str
     request: ResourceRequest
@@ -85,8 +86,8 @@ class RunningView(Protocol):
 
     @property
     def durations(self) -> Sequence[float]:
-        """The duration that its user said, else those of the last runs of its command, in seconds of this node, ascending; of
-        all commands if nothing is known of its own; empty if nothing has ended yet."""
+        """Its user's estimate, else the durations of the last runs of its command, in seconds of this node, ascending;
+        of all commands if its own is unknown; empty if nothing has ended yet."""
 
 
 class LoadView(Protocol):
@@ -115,12 +116,12 @@ class LoadView(Protocol):
 
     @property
     def mean_s(self) -> float:
-        """The mean of the last durations seen, of all commands; 1 s of the reference machine before the first."""
+        """The mean of the last durations of all commands; 1 s of the reference machine before the first."""
 
     @property
     def waiting_s(self) -> float:
-        """Sum of the expected durations of all waiting and inbound tasks: each as its user said, else that of its command as
-        learned, or ``mean_s`` if nothing is known of it. Costs the same however many wait."""
+        """Sum of the expected durations of all waiting and inbound tasks: each by its user's estimate, else by its
+        command's history, else ``mean_s``. The cost does not depend on the number of tasks."""
 
     @property
     def running(self) -> Sequence[RunningView]:
@@ -137,7 +138,7 @@ class LoadView(Protocol):
 
     @property
     def foreign_slots(self) -> int:
-        """Slots that those programs occupy: `cpus_foreign` in whole slots, with hysteresis. Part of n."""
+        """Slots that foreign programs occupy: `cpus_foreign` in whole slots, with hysteresis. Part of n."""
 
     @property
     def gpus(self) -> int:
@@ -149,12 +150,11 @@ class LoadView(Protocol):
 
     @property
     def gpus_busy(self) -> float:
-        """GPUs kept busy by any program: of each the share of time (averaged over 5 s) or of memory, whichever is
-        larger."""
+        """GPUs kept busy by any program: for each the larger share of time (averaged over 5 s) and of memory."""
 
     @property
     def gpus_foreign(self) -> float:
-        """GPUs kept busy by programs that are not tasks, of those that no task has."""
+        """GPUs kept busy by programs that are not tasks, among those without a task."""
 
 
 Said = Literal["accepts", "gives"]
@@ -179,7 +179,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def load_mean(self) -> float:
-        """Mean load index over this node and the newest unexpired reports of `peers`; costs the same however many there are."""
+        """Mean load index over this node and the newest unexpired reports of `peers`, at a constant cost."""
 
     @property
     def load_unit(self) -> float:
@@ -199,11 +199,11 @@ class NodeView(LoadView, Protocol):
 
     @property
     def idle_list(self) -> Sequence[str]:
-        """Nodes that searched for work in vain, newest last; empty unless memory is on."""
+        """Nodes whose search for work found nothing, newest last; empty unless memory is on."""
 
     @property
     def busy_list(self) -> Sequence[str]:
-        """Nodes that searched for room in vain, newest last; empty unless memory is on."""
+        """Nodes whose search for room found nothing, newest last; empty unless memory is on."""
 
     @property
     def starts_here(self) -> bool:
@@ -211,7 +211,8 @@ class NodeView(LoadView, Protocol):
 
     @property
     def asleep(self) -> Mapping[str, float]:
-        """Nodes asleep that could run the task in question, with the seconds that each takes to wake; of a home that places all."""
+        """Nodes asleep that could run the task in question, with their wake times in seconds; for a policy that places
+        all."""
 
     @property
     def cpus_started(self) -> float:
@@ -232,19 +233,20 @@ class NodeView(LoadView, Protocol):
         """Newest unexpired report of a peer."""
 
     def reports(self, age_s_max: float = inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
-        """Peers in the order of their names, each with its newest unexpired report, if that is no older; only those whose report
-        says ``wanted``."""
+        """Peers in the order of their names, each with its newest unexpired report of at most that age; only reports
+        with the flag ``wanted``."""
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """Peers in the order of their names whose newest unexpired report says that they accept or give a task, or that have none."""
+        """Peers in the order of their names whose newest unexpired report has the flag ``wanted``, or that have
+        none."""
 
 
 # -- what a location policy proposes ----------------------------------------------------------------------------------
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False):
-    """Proposal to ask these nodes next (all at once); the policy is called again when they have answered or time is
-    up."""
+    """Proposal to ask these nodes next (all together); the policy is called again when they have answered or the time
+    is over."""
 
     nodes: tuple[str, ...]
 
@@ -256,30 +258,30 @@ ANY_LOAD = 1 << 40
 class Transfer(msgspec.Struct, frozen=True, gc=False):
     """Proposal to offer the task to this node; a decline comes back as a Reply and costs no probe.
 
-    load_tasks_max: with n at most this the node accepts whatever its thresholds say (ANY_LOAD: always); -1: its
-    thresholds alone decide.
+    load_tasks_max: with n at most this the node accepts regardless of its thresholds (ANY_LOAD: always); -1: only its
+    thresholds decide.
     """
 
     to: str
     load_tasks_max: int = -1
     compared: tuple[TaskCost, ...] = ()
-    """Costs that the choice rests on, for people."""
+    """Costs behind the choice, for people."""
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
-    """Proposal to let the task stay (sender side), or to ask for nothing any more (receiver side)."""
+    """Proposal to let the task stay (sender side), or to stop asking (receiver side)."""
 
     reason: str
     compared: tuple[TaskCost, ...] = ()
     """See `Transfer`."""
     wakes: str = ""
-    """A node asleep that is woken for the task, which waits for it."""
+    """A sleeping node to wake for the task, which waits for it."""
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
-    """Proposal to ask all nodes at once. Only nodes that accept answer, each after a short random pause, and the
-    policy is called again at each answer; returning this again waits for more. otherwise: the decision when the time for answers
-    is over; None: the task stays."""
+    """Proposal to ask all nodes together. Only nodes that accept answer, each after a short random pause, and the
+    policy is called again at each answer; returning this again waits for more. otherwise: the decision when the time
+    for answers is over; None: the task stays."""
 
     otherwise: Transfer | None = None
 
@@ -301,8 +303,8 @@ class LoadPolicy(Protocol):
         task per slot.
 
         A policy with ``in_seconds = True`` counts expected seconds of work instead: one task per slot is `mean_s`. A
-        policy with ``steady = True`` depends on nothing but the tasks of the node, by number and by what they ask
-        for, and on sensor readings; it is called again only when these have changed. A policy may also have
+        policy with ``steady = True`` depends only on the tasks of the node, by number and by request,
+        and on sensor readings; it is called again only when these have changed. A policy may also have
         ``gpu_load(view)``: the load index per GPU, by which nodes are compared for tasks that ask for GPUs. Without
         it, that is the GPUs asked for by the tasks of a node, per GPU.
         """
@@ -345,8 +347,8 @@ WatchedChange = Literal["region", "tasks", "nothing"]
 class InformationPolicy(Protocol):
     """Policy of load reports: when, and to which nodes.
 
-    reports_guide_probing: whom to probe is drawn from reports first; period_s: time between periodic broadcasts (0:
-    none); with ``believed_s``, in seconds, no report is believed for longer; watches: the changes at which `tells`
+    reports_guide_probing: the nodes to probe are drawn by reports first; period_s: time between periodic broadcasts (0:
+    none); with ``believed_s``, in seconds, reports expire no later than that; watches: the changes at which `tells`
     and `asks` are called: of the load region, once it has held for settle_s, of n, or none (then both are called at
     the start only).
     """
@@ -357,7 +359,7 @@ class InformationPolicy(Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """True if reports steer whom to probe."""
+        """True if reports guide the choice of nodes to probe."""
 
     @property
     def period_s(self) -> Annotated[float, Meta(ge=0.0, le=86_400.0)]:
@@ -409,7 +411,7 @@ class ReceiverPolicy(Protocol):
     def locate(
         self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Keep:
-        """Return whom to ask for a task next; a search ends with the first node that gives one."""
+        """Return the nodes to ask for a task next; a search ends with the first node that gives one."""
 
 
 @runtime_checkable
@@ -585,11 +587,11 @@ def valid_step(answer: object, asleep: Container[str] = ()) -> Probe | Broadcast
 
 # -- random choice of peers, one after the other, without replacement (docs/policies.md, reports and probing) ------------
 #
-# Nodes that memory names are asked first, newest first, at most REMEMBERED_MAX of them; that costs none of a search's probes.
-# The others are drawn by chance.
+# Remembered nodes are asked first, newest first, at most REMEMBERED_MAX of them, which costs none of a search's probes.
+# The others are drawn at random.
 
 REMEMBERED_MAX = 2
-"""Names from memory that one search asks. With many nodes the lists are always full, mostly of outdated hints."""
+"""Remembered names that one search asks. With many nodes the lists are always full, mostly of outdated hints."""
 DIRECT_DRAWS_MAX = 16
 """Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
 
@@ -621,7 +623,7 @@ def _draw(
         for name in reversed(names):
             if name not in asked and name in peers:
                 return name
-    if len(drawn) >= probes:  # a declined offer counts as none
+    if len(drawn) >= probes:  # a declined offer does not count
         return None
     if not view.reports_guide_probing:
         return _uniform(view.peers, asked, rng)
@@ -629,7 +631,7 @@ def _draw(
 
 
 def was_declined(replies: Sequence[Reply]) -> bool:
-    """True if an offer was made and declined: probing is over, and the next best node is tried."""
+    """True if an offer was declined: then no more probes, the next best node is tried."""
     return len({reply.node for reply in replies}) < len(replies)
 
 

@@ -32,7 +32,7 @@ SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 
 
 class PolicyDescription(msgspec.Struct, frozen=True):
-    """Description of one policy. says: its purpose; good, bad: when it is ("" if it does not say); target:
+    """Description of one policy. says: its purpose; good, bad: conditions under which it is ("" if not stated); target:
     ``module:Class`` or the file."""
 
     kind: str
@@ -46,7 +46,7 @@ class PolicyDescription(msgspec.Struct, frozen=True):
 
 
 class ChosenPolicy(msgspec.Struct, frozen=True):
-    """Policy of one kind in a preset. written: the preset names it, it is not a default; values: of its parameters, by
+    """Policy of one kind in a preset. written: the preset names it, it is no default; values: of its parameters, by
     name."""
 
     member: PolicyDescription
@@ -55,8 +55,8 @@ class ChosenPolicy(msgspec.Struct, frozen=True):
 
 
 class PresetDescription(msgspec.Struct, frozen=True):
-    """Description of a preset, kind by kind. classes: its place in the taxonomy; reference: what it changes for the reference
-    model, as its tables say."""
+    """Description of a preset, kind by kind. classes: its place in the taxonomy; reference: its changes for the
+    reference model, from its tables."""
 
     name: str
     description: str
@@ -148,7 +148,7 @@ def find_policy(name: str) -> PolicyDescription:
 
 
 def _kind_of(policy: type, name: str) -> str:
-    """Kind of a class from a file: of the kinds whose methods it has, the one that asks for most."""
+    """Kind of a class from a file: of the kinds whose methods it has, the one with most methods."""
     required = {parameter.name: parameter.default for parameter in parameters(policy) if parameter.required}
     if required:
         raise ConfigError(

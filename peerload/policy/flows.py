@@ -1,8 +1,8 @@
 """Static splits of Poisson streams among M/M/1 nodes: proportional, optimal, in Nash equilibrium, and by bargaining.
 
-Each function takes the service rates of the nodes, the arrival rate at each (node and home are the same place) and the time
-of a transfer, and returns a row of shares for each home. Rates must leave room: the sum of arrivals below that of services;
-otherwise, and at homes without arrivals, the split is proportional.
+Each function takes the service rates of the nodes, the arrival rates (each node is also a home) and the time of a
+transfer, and returns a row of shares for each home. The sum of arrivals must be below that of services; otherwise, and
+at homes without arrivals, the split is proportional.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rates = tuple[float, ...]
 Rows = tuple[Rates, ...]
 
 ROUNDS_MAX = 300
-"""Best replies of each home until the equilibrium counts as found."""
+"""Limit on rounds of best replies, after which the equilibrium counts as found."""
 EXACT = 1e-9
 BISECTIONS = 200
 
@@ -32,8 +32,8 @@ def proportional(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Row
 
 @functools.lru_cache(maxsize=8)
 def optimal(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
-    """Least mean response time [TT85]: the marginal delay d/dx x/(μ - x) = μ/(μ - x)² is equal at all nodes that others send to,
-    and larger by ``transfer`` at all that send."""
+    """Least mean response time [TT85]: the marginal delay d/dx x/(μ - x) = μ/(μ - x)² is equal at all nodes that
+    receive, and larger by ``transfer`` at all that send."""
     if not 0 < sum(arrivals) < sum(services):
         return proportional(services, arrivals)
 
@@ -41,7 +41,7 @@ def optimal(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
         return max(service - math.sqrt(service / marginal), 0.0)
 
     def flows(alpha: float) -> list[float]:
-        """Work done at each node: a sink gets more than arrives, a source keeps less, others keep theirs."""
+        """Work done at each node: a sink gets more than its arrivals, a source keeps less, others keep theirs."""
         return [
             min(max(arrival, flow_at(service, alpha)), flow_at(service, alpha + transfer))
             for service, arrival in zip(services, arrivals, strict=True)
@@ -65,8 +65,8 @@ def optimal(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
 
 @functools.lru_cache(maxsize=8)
 def nash(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
-    """Nash equilibrium [GC05]: homes give their best reply in turn until no flow changes. A home sees of each node what the
-    others leave of it. ``transfer`` does not count."""
+    """Nash equilibrium [GC05]: homes give their best reply in turn until no flow changes. A home sees of each node the
+    capacity that the others leave free. ``transfer`` does not count."""
     del transfer
     if not 0 < sum(arrivals) < sum(services):
         return proportional(services, arrivals)
@@ -89,8 +89,8 @@ def nash(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
 
 
 def best_reply(free: list[float], arrival: float) -> list[float]:
-    """Flows of one home that make its own mean response least, given the free capacity of each node: x = a - c √a on the nodes with
-    √a > c, the fastest."""
+    """Flows of one home that minimize its own mean response, given the free capacity a of each node: x = a - c √a on
+    the nodes with √a > c, the fastest."""
     used = sorted(range(len(free)), key=lambda node: -free[node])
     while True:
         level = (sum(free[node] for node in used) - arrival) / sum(math.sqrt(free[node]) for node in used)
@@ -104,8 +104,8 @@ def best_reply(free: list[float], arrival: float) -> list[float]:
 
 
 def bargaining(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
-    """Nash bargaining solution of the nodes as players [GCL02]: the product of the free capacities μ - x is greatest, so these
-    are equal on all nodes in use, and with them the mean responses. ``transfer`` does not count."""
+    """Nash bargaining solution of the nodes as players [GCL02]: it maximizes the product of the free capacities μ - x,
+    so that these and the mean responses are equal on all nodes in use. ``transfer`` does not count."""
     del transfer
     work = sum(arrivals)
     if not 0 < work < sum(services):

@@ -1,10 +1,10 @@
-"""Preset: one policy of each kind, chosen independently, with its parameters; how its tables are read and checked.
+"""Preset: one policy of each kind, chosen independently, with its parameters; reading and checking its tables.
 
-`PresetLoader` finds every mistake in the tables; a mistake names the file, the key and what is allowed. The lint (`lint_warnings`)
-warns of choices that can be played but work against each other.
+`PresetLoader` finds every mistake in the tables; a message names the file, the key and the allowed values. The lint
+(`lint_warnings`) warns of choices that are valid but work against each other.
 
 The parameters of a policy are the fields of its class, if that is a `msgspec.Struct` or a dataclass: ``Annotated[int,
-Meta(ge=0, le=64, description="…")]`` says what is allowed and what it means. Any other class has none.
+Meta(ge=0, le=64, description="…")]`` gives the allowed values and the meaning. Any other class has none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ CLASSES = (
     ("sender-initiated", "receiver-initiated", "symmetric"),
     (BASELINE,),
 )
-"""Taxonomy of presets [RM, CK88]: at most one word of each group. A baseline is there for comparison."""
+"""Taxonomy of presets [RM, CK88]: at most one word of each group. A baseline is for comparison."""
 
 
 class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +100,12 @@ class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
 # -- parameters of policies: types, bounds, defaults and meaning, as the fields of the class declare them ----------------
 
 VALUE_SHOWN_MAX = 60
-"""Characters of a wrong value that are shown."""
+"""Characters of a wrong value that are displayed."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
     """Parameter of a policy. allowed: in words; default: None also if it must be given (``required``); means: "" if
-    its field does not say."""
+    its field has no description."""
 
     name: str
     allowed: str
@@ -142,8 +142,8 @@ def why_not(policy: type, name: str, value: object) -> str:
 
 
 def made(policy: type, values: dict[str, Any]) -> object:
-    """Make an instance. Raises ValueError (the class refuses this combination) or whatever else its constructor
-    raises."""
+    """Make an instance. Raises ValueError (the class refuses this combination) or any other error of its
+    constructor."""
     return msgspec.convert(values, policy) if _has_fields(policy) else policy(**values)
 
 
@@ -232,7 +232,7 @@ REFERENCE = "reference"
 TEXTS = ("classes", "description")
 """Keys of a preset that are not tables."""
 LOCATION_SWITCHES = ("memory",)
-"""Keys of the table [location] beside the tables of its sides."""
+"""Keys of the table [location] besides the tables of its sides."""
 
 
 class PresetPlaces(msgspec.Struct, frozen=True):
@@ -276,7 +276,7 @@ def _without_place(says: str, text: str) -> tuple[str, int]:
 
 
 def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """Hint at the name that was probably meant."""
+    """Hint at the most similar name."""
     import difflib  # noqa: PLC0415 -- costs memory, and is for mistakes only
 
     found = difflib.get_close_matches(name, list(names), 1)
@@ -284,7 +284,7 @@ def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
 
 
 class PresetLoader:
-    """Loader of one preset's tables by kind. ``mistakes`` grows meanwhile; nothing is raised."""
+    """Loader of one preset's tables by kind. It collects ``mistakes`` and raises nothing."""
 
     def __init__(self, table: dict[str, Any], places: PresetPlaces = NOWHERE) -> None:
         self.places = places
@@ -350,7 +350,7 @@ class PresetLoader:
         return default
 
     def not_found(self, kind: str, error: ConfigError) -> None:
-        """Note that the policy of a kind could not be found or loaded."""
+        """Record that the policy of a kind could not be found or loaded."""
         self._wrong((*kind.split("."), "policy"), error.says, why=error.why, hint=error.hint)
 
     def member(self, kind: str, name: str, chosen: type) -> object:
@@ -401,7 +401,7 @@ def protocol_members(kind: str) -> dict[str, Any]:
 
 
 OPTIONAL_VALUES = {"information": {"believed_s": Annotated[float, Meta(gt=0.0, le=86_400.0)]}}
-"""Values that policies of a kind may have, which no Protocol asks for."""
+"""Values that policies of a kind may have, but no Protocol requires."""
 
 
 def why_not_fulfilled(kind: str, policy: object) -> str:

@@ -74,7 +74,7 @@ def _presets() -> Path:
 
 
 def policy_class(kind: str, name: str, base: Path = Path()) -> type:
-    """Load the class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed
+    """Load the class of one policy; a file's path is relative to ``base``. Raises ConfigError naming kind and allowed
     names."""
     if ".py:" in name:
         return class_from_file(name, base, key=f"{kind}.policy")
@@ -93,8 +93,8 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
 
 
 class PresetSource(msgspec.Struct, frozen=True):
-    """Preset as it is written. name: its short one; file: as its user named it, for messages; base: the directory
-    from which paths of policies in it count."""
+    """Preset as written. name: its short one; file: as its user named it, for messages; base: the directory to which
+    the paths of its policies are relative."""
 
     name: str
     text: str
@@ -108,10 +108,10 @@ class PresetSource(msgspec.Struct, frozen=True):
 
 
 def load_preset(name: str, *, is_reference: bool = False, changes: Sequence[tuple[str, Any]] = ()) -> PolicySet:
-    """Load a preset by name or path; ``is_reference``: with the changes of its table ``reference``, for the
-    reference model, in which nothing takes time; ``changes``: parameters with other values, each by its name, or by
-    ``kind.name`` where policies of several kinds have it. Raises ConfigError naming the file, the key and what is allowed,
-    also for a mistake in that table."""
+    """Load a preset by name or path; ``is_reference``: with the changes of its table ``reference``, for the reference
+    model, in which nothing takes time; ``changes``: new values of parameters, each by its name, or by ``kind.name`` if
+    policies of several kinds have it. Raises ConfigError naming the file, the key and the allowed values, also for a
+    mistake in that table."""
     short, table, base, places = read_preset(name)
     if changes:
         table = copy.deepcopy(table)
@@ -166,7 +166,7 @@ def preset_source(name: str) -> PresetSource:
 
 
 class LivePreset(NamedTuple):
-    """Preset of a running agent: as it is written, and as it is built."""
+    """Preset of a running agent: as written, and as built."""
 
     source: PresetSource
     policies: PolicySet
@@ -192,7 +192,7 @@ def live_preset(source: PresetSource) -> PolicySet:
 
 
 def _text(raw: bytes) -> str:
-    """Decode without loss: mistakes in the bytes are reported when they are parsed."""
+    """Decode without loss: mistakes in the bytes are reported by the parser."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -214,7 +214,7 @@ def try_preset(
     tables = {key: value for key, value in table.items() if key != REFERENCE}
     changes = table.get(REFERENCE, {})
     if not isinstance(changes, dict):
-        return None, [places.mistake((REFERENCE,), "is not a table", why="it holds what the reference model changes")]
+        return None, [places.mistake((REFERENCE,), "is not a table", why="it has the changes for the reference model")]
     live, mistakes = _built(name, tables, base, places)
     if not changes or mistakes:
         return live, mistakes
@@ -223,7 +223,7 @@ def try_preset(
 
 
 def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Apply changes to a table; a part that names another policy has none of the parameters of the one before."""
+    """Apply changes to a table; a part that names another policy keeps no parameters of the former one."""
     changed = dict(table)
     for key, value in changes.items():
         before = table.get(key)

@@ -1,4 +1,4 @@
-"""Requests of clients, in one file since a request is decoded into the union of all.
+"""Requests of clients, in one file because a request is decoded into the union of all.
 
 One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or ``{"id": n, "error":
 {"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times before its ``ok``.
@@ -43,14 +43,14 @@ OUTPUT_TOLD_BYTES_MAX = 64 << 10
 LEVELS_MAX = 64
 PROFILE_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
-"""Command lines of one array; the size of a frame bounds them sooner."""
+"""Command lines of one array; the size of a frame is a tighter limit."""
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 REF_CHARS_MAX = 4096
 TaskRef = Annotated[str, Meta(max_length=REF_CHARS_MAX)]
 """`ws1/42`, `42`, `42.7`, `42.3-9,12` (members of an array), `@` (the asker's last task) or `@~1` (the one before it)."""
 CommandKey = Annotated[str, Meta(max_length=64)]
-"""A command of `exec`, as its first answer names it; "" = none."""
+"""Key of a command of `exec`, from its first answer; "" = none."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
 Argv = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
 Range = tuple[
@@ -61,7 +61,7 @@ Range = tuple[
 class _Request(
     msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """at: the node that answers; "": the home of the named tasks, else the node that gets the request."""
+    """at: the node that answers; "": the home of the named tasks, else the node that receives the request."""
 
     id: RequestId = 0
     at: Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,40})?\Z")] = ""
@@ -74,12 +74,13 @@ class Info(_Request, frozen=True, tag="info"):
 
 
 class Submit(_Request, frozen=True, tag="submit"):
-    """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no known node can run it
-    now). array: inclusive (first, last, step) ranges; each: instead of array: the argv of each member, counted from 1; held: it
-    waits until it is released; wait_for_node: do not refuse it if no known node could ever run it; terms: options for its home
-    only. input: its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if
-    its spec takes_input). freezes: the client can send the working directory: the agent requests it by the code `snapshot`.
-    attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no known node can
+    run it now). array: inclusive (first, last, step) ranges; each: instead of array: the argv of each member, counted
+    from 1; held: it waits until it is released; wait_for_node: accept it even if no known node could ever run it;
+    terms: options for its home only. input: its standard input, or its beginning; input_ends: that is all, else `input`
+    sends more (both only if its spec takes_input). freezes: the client can send the working directory, which the agent
+    requests with the code `snapshot`. attended: it is cancelled when this connection closes, unless another one attends
+    it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -95,8 +96,8 @@ class Submit(_Request, frozen=True, tag="submit"):
 
 
 class _Selecting(_Request, frozen=True):
-    """Selection of tasks of this home: each field narrows it. tasks: only these references; states: in one of
-    these; name: a glob; group; node: that has or had it; tags: each of `key=value`, or `key` for any value."""
+    """Selection of tasks of this home: each field narrows it. tasks: only these references; states: in one of these;
+    name: a glob; group; node: that has or had the task; tags: each of `key=value`, or `key` for any value."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
@@ -109,14 +110,15 @@ class _Selecting(_Request, frozen=True):
 
 
 class TasksRequest(_Selecting, frozen=True, tag="tasks"):
-    """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most ``limit``,
-    ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of those that
-    ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those that cannot be
-    read (id, why). cluster: those of all nodes, in no order, at most ``limit`` of each; missing: which nodes did not answer
-    (node state why). gathered: members of an array that are held, queued, done or cancelled, and many that failed or are
-    unknown, are one task of the list for each of these states, and the limit counts it as one: that of the first with
-    ``members``: spans (the first of their ranges) count nodes (how many), and started_at, ended_at, exit_code and reason as
-    of all of them. own: only the caller's, also for an administrator."""
+    """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
+    ``limit``, with ``truncated`` if there are more: tasks at a node come first, then equal numbers of waiting tasks
+    (the next to start) and of ended ones (the last to end). unfinished: if truncated, the number in each state.
+    damaged: tasks that cannot be read (id, why). cluster: the tasks of all nodes, in no order, at most ``limit`` of
+    each; missing: nodes that did not answer (node state why). gathered: the list has one entry, which the limit counts
+    as one, for all members of an array in the same state, if they are held, queued, done or cancelled, or many are
+    failed or unknown: the entry of the first one, with ``members``: spans (the first of their ranges) count nodes
+    (number), and started_at, ended_at, exit_code and reason for all of them. own: only the caller's, also for an
+    administrator."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
@@ -126,7 +128,7 @@ class TasksRequest(_Selecting, frozen=True, tag="tasks"):
 
 
 class Select(_Selecting, frozen=True, tag="select"):
-    """Query for the tasks that match → selected: references that name exactly these, of an array its id or ranges
+    """Query for the tasks that match → selected: references that name exactly these, for an array its id or ranges
     of its members; count; states ({state: number}). In system mode it covers the caller's tasks; all_users: an
     administrator means everybody's, as where tasks are named."""
 
@@ -134,10 +136,10 @@ class Select(_Selecting, frozen=True, tag="select"):
 
 
 class History(_Request, frozen=True, tag="history"):
-    """List ended tasks, also those that ``tasks`` lists no more → tasks, as ``tasks`` lists them, with their usage;
-    those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), ``truncated`` tells whether
-    there were more. The last ended first; with oldest_first in the order they were submitted in. own, cluster: as
-    with ``tasks``."""
+    """List ended tasks, also those that ``tasks`` no longer lists → tasks, as ``tasks`` lists them, with their usage:
+    those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), with ``truncated`` if
+    there were more. The last ended first; with oldest_first in the order of submission. own, cluster: as with
+    ``tasks``."""
 
     since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     limit: Annotated[int, Meta(ge=1, le=1 << 40)] | None = 1000
@@ -153,22 +155,24 @@ class Show(_Request, frozen=True, tag="show"):
 
 
 class ReadUsage(_Request, frozen=True, tag="usage"):
-    """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
-    null for what is not known."""
+    """Current usage of the tasks that run on this node → tasks: id node cpu_s cpus_busy memory_bytes processes, null if
+    unknown."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
 
 
 class ExplainTask(_Request, frozen=True, tag="why"):
-    """Explanation of a task: why it waits, or why it runs where it does → the keys of docs/json.md; one answer for an array."""
+    """Explanation of a task: why it waits, or why it runs on its node → the keys of docs/json.md; one answer for an
+    array."""
 
     task: TaskRef
 
 
 class Events(_Request, frozen=True, tag="events"):
-    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; follow: also new events,
-    until the client disconnects, and before all ``begins``: each event sent has a greater number. after: only events of greater
-    numbers. tasks: only of these (of an array: of its members, too); what: only of these kinds. docs/json.md lists the keys."""
+    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; follow: also
+    new events, until the client disconnects, preceded by ``begins``: each event sent has a greater number. after: only
+    events of greater numbers. tasks: only of these (for an array: also of its members); what: only these kinds.
+    docs/json.md has the keys."""
 
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
     after: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -178,11 +182,12 @@ class Events(_Request, frozen=True, tag="events"):
 
 
 class Wait(_Request, frozen=True, tag="wait"):
-    """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), and at once for one
-    that is, or becomes, ``unknown``: that may go on; then ok with ``timed_out``. any: the first that ended is enough. outputs:
-    each that ended is told with started_at, ended_at, stdout_bytes, stderr_bytes, and, where they have no more than
-    OUTPUT_TOLD_BYTES_MAX together and are here, stdout and stderr. files: of those whose output goes into files it is waited
-    until that was tried → ``more`` {files: {id state why}} for each, where state is that of its chore's event; "" = it never ran."""
+    """Block until tasks ended → a ``more`` for each ended task (id state exit_code signal node reason), and immediately
+    for a task that is, or becomes, ``unknown``, which may continue; then ok with ``timed_out``. any: the first ended
+    task is enough. outputs: ended tasks also have started_at, ended_at, stdout_bytes, stderr_bytes, and stdout and
+    stderr if these are here and have at most OUTPUT_TOLD_BYTES_MAX together. files: wait also for the attempt to write
+    the output to its files → ``more`` {files: {id state why}} for each; state: of the completion job's event; "" = the
+    task never ran."""
 
     tasks: TaskRefs
     any: bool = False
@@ -192,10 +197,10 @@ class Wait(_Request, frozen=True, tag="wait"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """Stop tasks → cancelled (ids), already_ended (ids); unreachable, if there are any: of each that was cancelled while its
-    node was suspect or dead (id node state). Durable before it is answered. wait: that comes as ``more``, and the
-    ok when their processes are gone, too: timed_out, left (ids of which some may be there; at most 100 are named). While
-    it takes long, ``more`` {waits_for}: each of the nodes it depends on (node state tasks)."""
+    """Stop tasks → cancelled (ids), already_ended (ids); unreachable, if any: cancelled tasks whose node was suspect or
+    dead (id node state). Durable before the answer. wait: this answer comes as ``more``, and the ok when their
+    processes are gone, too: timed_out, left (ids of tasks whose processes may remain; at most 100 are named). During a
+    long wait, ``more`` {waits_for}: the nodes it depends on (node state tasks)."""
 
     tasks: TaskRefs
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
@@ -205,16 +210,16 @@ class Cancel(_Request, frozen=True, tag="cancel"):
 
 
 class Remote(_Request, frozen=True, tag="remote"):
-    """List the tasks of other homes that are on this node → tasks, as ``tasks`` tells them, also of homes that are away or
-    were shut out; truncated: there are more than ``limit``."""
+    """List the tasks of other homes that are on this node → tasks, in the form of ``tasks``, also of homes that are
+    away or were shut out; truncated: there are more than ``limit``."""
 
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
 class CancelRemote(_Request, frozen=True, tag="cancel_remote"):
-    """End tasks of other homes on this node, whatever their homes say → cancelled, already_ended (ids). One that waits goes
-    back to its home unstarted; one that runs gets the signal, and ends as its processes do. guests: whole ids of tasks or of
-    arrays, ``ws1/42``."""
+    """End tasks of other homes on this node, without their homes → cancelled, already_ended (ids). A waiting one is
+    given back to its home unstarted; a running one gets the signal, and ends as its processes do. guests: whole ids of
+    tasks or of arrays, ``ws1/42``."""
 
     guests: TaskRefs
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
@@ -222,9 +227,9 @@ class CancelRemote(_Request, frozen=True, tag="cancel_remote"):
 
 
 class RetryRequest(_Request, frozen=True, tag="retry"):
-    """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
-    that have not succeeded are queued, with ``all`` every one that has ended, with ``failed`` those that failed, or of which
-    nobody knows how they ended: none that was cancelled. ``token``: as with `submit`."""
+    """Queue the command of a task as a new task → as `submit`. The task has ended, or is unknown; of an array, the
+    members that have not succeeded are queued, with ``all`` every ended one, with ``failed`` those that failed or whose
+    outcome is unknown, but none that was cancelled. ``token``: as with `submit`."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     task: TaskRef
@@ -245,8 +250,8 @@ class Release(_Request, frozen=True, tag="release"):
 
 
 class Prio(_Request, frozen=True, tag="prio"):
-    """Change the priority of tasks → changed, passed_on (another node has them in its queue, and gets the change), elsewhere
-    (they run already: it counts only if they are queued again), ended: lists of names."""
+    """Change the priority of tasks → changed, passed_on (another node has them in its queue, and is notified),
+    elsewhere (they already run: it counts only if they are queued again), ended: lists of names."""
 
     tasks: TaskRefs
     priority: Priority
@@ -257,8 +262,8 @@ class Groups(_Request, frozen=True, tag="groups"):
 
 
 class Group(_Request, frozen=True, tag="group"):
-    """Change a group → group, as it is then. slots: bound on its leased tasks at a time, 0 = none; paused: its tasks do not start;
-    removed: forget its settings; null: as it was."""
+    """Change a group → group, after the change. slots: limit on its leased tasks, 0 = none; paused: its tasks do not
+    start; removed: forget its settings; null: unchanged."""
 
     name: GroupName
     slots: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
@@ -267,8 +272,8 @@ class Group(_Request, frozen=True, tag="group"):
 
 
 class Drain(_Request, frozen=True, tag="drain"):
-    """Drain this node: it takes no more tasks, and waiting ones of other homes go back → returned, running (numbers). wait: that
-    comes as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
+    """Drain this node: it takes no more tasks, and waiting remote ones are given back → returned, running (numbers).
+    wait: this comes as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
 
     reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
     wait: bool = False
@@ -280,14 +285,14 @@ class Undrain(_Request, frozen=True, tag="undrain"):
 
 
 class ReadOutput(_Request, frozen=True, tag="output"):
-    """The output of one task → ``more`` {stream: 1|2, offset, data: bytes, attempt}, then ok {id state exit_code signal node
-    reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
-    now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream; with follow and tail_lines
-    a piece without data says first where each stream begins. tells_start:
-    ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
-    before what is left of the output of one that has ended. done_with: when all of it was sent, no more of it need be kept than
-    of any output. behind: why the newest output of a running task is missing, only where its node cannot be asked. Of a task
-    whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
+    """The output of one task → ``more`` {stream: 1|2, offset, data: bytes, attempt}, then ok {id state exit_code signal
+    node reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); otherwise the
+    present output. tail_bytes, tail_lines: only the last bytes or lines of the present output of each stream; with
+    follow and tail_lines a piece without data first gives the start of each stream. tells_start: also ``more``
+    {running: {node, attempt}} before the output of a running attempt, and {ended: {node, attempt}} before the remaining
+    output of an ended one. done_with: once all is sent, no more of it is kept than of any output. behind: why the
+    newest output of a running task is missing, only if its node cannot be asked. If the task's home is away, the node
+    that runs it answers, and says so first: ``more`` {away: {id home why}}."""
 
     task: TaskRef
     follow: bool = False
@@ -299,11 +304,11 @@ class ReadOutput(_Request, frozen=True, tag="output"):
 
 
 class Exec(_Request, frozen=True, tag="exec"):
-    """Run a command inside a task that runs on the node asked: in its working directory, with its environment, in its cgroup
-    → ``more`` {stream: 1|2, offset, data: bytes}, the first at once and with ``command``, the key of this command in the requests
-    `input`, `resize` and `signal` of the same client; then ok {exit_code signal reason}. It is killed when the client hangs up.
-    takes_input: its standard input comes by `input` requests, else it reads /dev/null; terminal: it gets a terminal;
-    environment: MessagePack map of variables that are added to the task's."""
+    """Run a command inside a task that runs on the node asked: in its working directory, environment and cgroup →
+    ``more`` {stream: 1|2, offset, data: bytes}, the first one immediately and with ``command``, the key of this command
+    in the requests `input`, `resize` and `signal` of the same client; then ok {exit_code signal reason}. It is killed
+    when the client disconnects. takes_input: its standard input comes by `input` requests, else it reads /dev/null;
+    terminal: it gets a terminal; environment: MessagePack map of variables that are added to the task's."""
 
     task: TaskRef
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -321,10 +326,10 @@ class SendSignal(_Request, frozen=True, tag="signal"):
 
 
 class Input(_Request, frozen=True, tag="input"):
-    """Send standard input to a task whose spec takes_input → offset (bytes received), wanted (false: the task takes no more),
-    ended. Answered when there is room for more. offset: of this piece, so that repeated bytes are not read twice, null = at the
-    end; ends: that is all; is_source: it also ends when this client disconnects. One client at a time feeds a task, unless it
-    has a terminal. command: send it to this command of `exec` instead."""
+    """Send standard input to a task whose spec takes_input → offset (bytes received), wanted (false: the task takes no
+    more), ended. Answered when more can be sent. offset: of this piece, so that repeated bytes are not read twice, null
+    = at the end; ends: this is the last piece; is_source: it also ends when this client disconnects. Only one client at
+    a time may send input to a task without a terminal. command: send it to this command of `exec` instead."""
 
     task: TaskRef
     data: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""

@@ -44,7 +44,7 @@ _FORMS = {
     r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z": "the address of a network card, such as 52:54:00:12:34:56,",
     r"^[a-z_]{0,32}\Z": "a word of a-z and _, at most 32 characters, or none,",
 }
-"""Descriptions of the forms that texts may have, by their regular expressions."""
+"""Descriptions of formats of texts, by their regular expressions."""
 _SIGNS = {">=": "at least {0}", "<=": "at most {0}", ">": "more than {0}", "<": "less than {0}", "==": "exactly {0}"}
 
 

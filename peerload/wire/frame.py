@@ -1,5 +1,5 @@
 """Frames: a 4-byte big-endian length and a MessagePack body, and bounds on what a body costs to read (nesting depth and
-number of values), checked before anything is decoded. Imports msgpack alone, so that clients start fast."""
+number of values), checked before decoding. Imports only msgpack, so that clients start fast."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HEADER_BYTES = 4
 CONTROL_BYTES_MAX = 4 << 20
 """The largest frame on the control socket, either way."""
 LARGE_BYTES = 64 << 10
-"""Blocks of files from this size on are sent as they are, not copied into a frame."""
+"""Blocks of files from this size on are sent without a copy into a frame."""
 
 LAST_WORDS_ENDING = ".why"
-"""Suffix of the file beside its socket in which an agent that had to end leaves the reason: a line with what, and one
-with what helps."""
+"""Suffix of the file beside its socket in which an agent that had to end leaves the reason: one line for the problem,
+one for the remedy."""
 LAST_WORDS_BYTES_MAX = 2000
 """Bound on the bytes of that file."""
 
@@ -36,7 +36,7 @@ def pack(body: object, size_bytes_max: int = CONTROL_BYTES_MAX) -> bytes:
 
 
 def pack_parts(body: dict[str, Any]) -> list[Buffer]:
-    """`pack` in parts, with what is in ``blocks`` as `block_parts` has it. Raises ValueError as `pack` does."""
+    """`pack` in parts, with ``blocks`` as from `block_parts`. Raises ValueError as `pack` does."""
     blocks = body.get("blocks")
     if not blocks:
         return [pack(body)]
@@ -50,7 +50,7 @@ def pack_parts(body: dict[str, Any]) -> list[Buffer]:
 
 
 def block_parts(blocks: Sequence[Buffer]) -> list[Buffer]:
-    """The MessagePack list of these blocks in parts, which are sent one after the other: large blocks are not copied."""
+    """The MessagePack list of these blocks in parts, to send one after the other: large blocks are not copied."""
     part = bytearray(b"\xdd" + len(blocks).to_bytes(4, "big"))
     parts: list[Buffer] = [part]
     for block in blocks:
@@ -69,7 +69,7 @@ def unpack(raw: bytes) -> Any:  # noqa: ANN401 -- whatever the agent said
 
 
 DEPTH_MAX = 16
-"""Lists and tables within one another."""
+"""Nesting depth of lists and tables."""
 _CONTAINERS = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 _SIZES = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _SIZES |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
@@ -77,7 +77,7 @@ _SIZES |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 
 
 def _steps() -> tuple[int, ...]:
-    """Table by the first byte of a value: the number of bytes that it takes; 0 for values that carry their length."""
+    """Table by the first byte of a value: the size of the value in bytes; 0 for values that carry their length."""
     steps = [1] * 256
     steps[0xA0:0xC0] = range(1, 33)  # short texts
     steps[0xCA:0xD4] = 5, 9, 2, 3, 5, 9, 2, 3, 5, 9  # numbers
@@ -94,7 +94,7 @@ def check_bounds(raw: Buffer, values_max: int, depth_max: int = DEPTH_MAX) -> No
     """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
     that are cut off or invalid."""
     if len(raw) <= values_max and len(raw) - len(bytes(raw).translate(None, _CONTAINERS)) <= depth_max:
-        return  # no deeper than the number of values
+        return  # the depth never exceeds the number of values
     at, size, left, seen = 0, len(raw), 1, 0
     above: list[int] = []
     steps = _STEPS
@@ -115,7 +115,7 @@ def check_bounds(raw: Buffer, values_max: int, depth_max: int = DEPTH_MAX) -> No
         else:
             above.append(left)
             if len(above) > depth_max:
-                raise ValueError(f"more than {depth_max} lists within one another")
+                raise ValueError(f"more than {depth_max} lists nested")
             left, step = _contents(raw, at, head)
             at += step
         if seen > values_max:

@@ -1,10 +1,10 @@
-"""The join protocol: messages between a newcomer and the node that admits it, inside TLS, before the newcomer is a member.
+"""The join protocol: messages between a newcomer and the node that admits it, over TLS, before it is a member.
 
     newcomer: JoinAsk · node: JoinWho · newcomer: JoinRequest · node: JoinWelcome or JoinRefused
 
-Frames are those of the peer links, and small. Nothing here is ever said over a link of members, nor a link's messages
-here. `transcript` is what the newcomer signs with a key that only the token's secret gives: who it speaks to (the
-certificate it sees), this one connection, and what it asks for. So a proof is good for nobody else, nowhere else.
+Frames are those of the peer links, and small. These messages are never sent over a link of members, nor a link's
+messages here. The newcomer signs `transcript` with a key derived from the token's secret: the peer's identity (the
+certificate that it sees), this one connection, and the request. So a proof is useless for any other node or connection.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from peerload.wire.token import ID_BYTES, SECRET_BYTES
 PROTOCOL = "peerload-join/1"
 """Name of the protocol in TLS (ALPN)."""
 FRAME_BYTES_MAX = 64 << 10
-"""Largest frame that a newcomer reads; a `JoinWelcome` with all that was revoked may be the largest."""
+"""Largest frame that a newcomer reads; a `JoinWelcome` with all revocations may be the largest."""
 REQUEST_BYTES_MAX = 8 << 10
-"""Largest request that a node reads from a stranger."""
+"""Largest request that a node reads from a newcomer."""
 CSR_BYTES_MAX = 2048
 NONCE_BYTES = 32
 PEM_BYTES_MAX = 8192
@@ -45,19 +45,19 @@ class _Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
 
 
 class JoinAsk(_Message, frozen=True, tag="join-ask"):
-    """Question for the node's identity. The newcomer says nothing secret before it knows the answer."""
+    """Question for the node's identity. The newcomer sends nothing secret before it has checked the answer."""
 
 
 class JoinWho(_Message, frozen=True, tag="join-who"):
-    """Certificate of the cluster's CA, and a nonce that makes this connection different from every other."""
+    """Certificate of the cluster's CA, and a nonce that is unique for this connection."""
 
     ca: Pem
     nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 
 
 class JoinRequest(_Message, frozen=True, tag="join-request"):
-    """token: the id of it; csr: a certificate request (PKCS #10, DER) for a key made by the newcomer; proof: its
-    signature of `transcript` by the key of the token's secret."""
+    """Request to join. token: id of the token; csr: a certificate request (PKCS #10, DER) for a key made by the
+    newcomer; proof: its signature of `transcript` by the key derived from the token's secret."""
 
     token: TokenId
     node: NodeName
@@ -66,8 +66,8 @@ class JoinRequest(_Message, frozen=True, tag="join-request"):
 
 
 class JoinWelcome(_Message, frozen=True, tag="join-welcome"):
-    """Admission. certificate: the newcomer's; seal_key: of gossip and MQTT; ca_key: only for nodes that may let
-    others in; trust: what the CA has signed since (docs/wire.md); peers: members, to be dialled."""
+    """Admission. certificate: the newcomer's; seal_key: of gossip and MQTT; ca_key: only for nodes that may invite
+    others; trust: statements of the CA (docs/wire.md); peers: addresses of members."""
 
     certificate: Pem
     name: NodeName
@@ -79,7 +79,7 @@ class JoinWelcome(_Message, frozen=True, tag="join-welcome"):
 
 
 class JoinRefused(_Message, frozen=True, tag="join-refused"):
-    """Refusal. code: `token` (which says nothing about why), `name`, `request` or `busy`."""
+    """Refusal. code: `token` (without a reason), `name`, `request` or `busy`."""
 
     code: Annotated[str, Meta(max_length=20)]
     what: Annotated[str, Meta(max_length=300)] = ""
@@ -118,17 +118,17 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Said], raw: bytes) -> _Said:
         check_bounds(raw, len(raw))
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadMessage("not a word of joining", why=str(error)[:300]) from None
+        raise BadMessage("not a join message", why=str(error)[:300]) from None
 
 
 def proof_key(token_id: bytes, secret: bytes) -> Ed25519PrivateKey:
-    """Key that is derived from a token's secret. The node that made the token keeps only the public half."""
+    """Key derived from a token's secret. The node that made the token keeps only the public half."""
     if len(secret) != SECRET_BYTES:
         raise ValueError("not a token's secret")
     return Ed25519PrivateKey.from_private_bytes(HKDF(SHA256(), 32, token_id, b"peerload join proof 1").derive(secret))
 
 
 def transcript(certificate: bytes, nonce: bytes, token_id: bytes, node: str, csr: bytes) -> bytes:
-    """Bytes that are signed: for whom (the certificate that TLS has proven, DER), in which connection, and for what."""
+    """Bytes that are signed: the peer (the certificate that TLS has proven, DER), the connection, and the request."""
     parts = (certificate, nonce, token_id, node.encode(), csr)
     return b"peerload join 1\0" + b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -1,7 +1,7 @@
 """Codecs of the messages between nodes: envelopes (over links and a broker) and gossip datagrams.
 
-Decoding is total: any bytes give a value or a ProtocolError. A datagram is an array of the lowest and the highest version of
-the protocol that its sender speaks, and its messages; its caller seals it, with the sender's name and start in the seal.
+Decoding is total: any bytes give a value or a ProtocolError. A datagram is an array of the lowest and the highest
+protocol version of its sender, and its messages; its caller seals it, with the sender's name and start in the seal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MQTT_BYTES_MAX = 4 << 10
 """The largest MQTT payload: only advice, which is small."""
 
 ENVELOPE_BYTES_MAX = 1 << 10
-"""Bound on what an envelope takes beside its messages."""
+"""Limit on an envelope's bytes besides its messages."""
 VALUES_MAX = 1 << 18
 """Values in one frame."""
 
@@ -52,7 +52,7 @@ class _Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Envelopes:
-    """Envelopes of one start of one node, numbered as they are made."""
+    """Envelopes of one start of one node, with consecutive numbers."""
 
     def __init__(self, cluster: str, node: str, boot: str) -> None:
         self._sender = cluster, node, boot
@@ -71,7 +71,7 @@ class Envelopes:
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message that goes into a frame with others. Raises FrameTooLarge."""
+    """Encode a message for a frame with others. Raises FrameTooLarge."""
     encoded = _encoder.encode(message)
     if len(encoded) > DATA_BYTES_MAX - ENVELOPE_BYTES_MAX:
         raise FrameTooLarge(len(encoded), DATA_BYTES_MAX - ENVELOPE_BYTES_MAX)
@@ -79,12 +79,12 @@ def encode_message(message: Message) -> bytes:
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Encode the body alone, as it is published on MQTT."""
+    """Encode only the body, for MQTT."""
     return _encoder.encode(envelope)
 
 
 def encode_frame(envelope: Envelope) -> bytearray:
-    """Encode length and body, as they are sent over the peer link."""
+    """Encode length and body, for the peer link."""
     return _framed(envelope)
 
 
@@ -99,7 +99,7 @@ def _framed(envelope: Envelope | _Packed) -> bytearray:
 
 
 def frame_parts(envelope: Envelope) -> list[Buffer]:
-    """The frame of `encode_frame` in parts, which are sent one after the other: large blocks of files are not copied."""
+    """The frame of `encode_frame` in parts, to send one after the other: large blocks of files are not copied."""
     blocks = envelope.body.blocks if isinstance(envelope.body, Blocks) else ()
     if sum(map(len, blocks)) <= LARGE_BYTES * len(blocks):
         return [encode_frame(envelope)]
@@ -116,7 +116,7 @@ def decode(raw: Buffer, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)
     try:
-        if len(raw) > VALUES_MAX:  # fewer bytes hold fewer values; the types bound how deep they are
+        if len(raw) > VALUES_MAX:  # shorter input cannot have more values; the types limit the depth
             check_bounds(raw, VALUES_MAX)
         envelope = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

@@ -31,8 +31,8 @@ SEED_BITS = 128
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
-    """Arguments from which a `Node` was made. version: of peerload; preset: its name, its text, and the directory
-    from which the paths of its policies count; seed: of its random generator, in hexadecimal."""
+    """Arguments of a `Node`. version: of peerload; preset: its name, its text, and the directory to which the paths of
+    its policies are relative; seed: of its random generator, in hexadecimal."""
 
     version: Annotated[str, Meta(max_length=100)]
     config: CoreConfig
@@ -45,8 +45,8 @@ class Started(msgspec.Struct, frozen=True, tag="started", kw_only=True):
 
 
 class Handled(msgspec.Struct, frozen=True, tag="handled", omit_defaults=True):
-    """Event, when it was handled, and the actions that followed, each in its own encoding. failure: error of the
-    core, if there was one; then there are no actions."""
+    """Event, its time, and the actions that followed, each in its own encoding. failure: error of the core, if there
+    was one; then there are no actions."""
 
     now: Instant
     event: msgspec.Raw
@@ -120,7 +120,7 @@ def whole_bytes(data: memoryview) -> int:
 
 
 def entries(data: memoryview) -> Iterator[Entry]:
-    """Complete entries of a recording. Raises BadMessage for anything that no agent has written."""
+    """Complete entries of a recording. Raises BadMessage for anything that no agent would write."""
     _check_magic(data)
     place = len(MAGIC)
     while (end := _frame_end(data, place)) is not None:

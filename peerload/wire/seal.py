@@ -1,14 +1,13 @@
-"""Sealing: encryption and authentication of messages that travel where others may read and write (datagrams, a
-broker).
+"""Sealing: encryption and authentication of messages that travel where others may read and write (datagrams, a broker).
 
 Only holders of the cluster's key can seal and open, and each sealed message is accepted once (rule J5). A sealed
 message is
 
     version (1 byte, 1) · length and bytes of src · length and bytes of src_boot · counter (8 bytes) · ciphertext and tag
 
-with ChaCha20-Poly1305 (RFC 8439). Each start of each sender has a key of its own: HKDF-SHA256 (RFC 5869) over the
+with ChaCha20-Poly1305 (RFC 8439). Each start of each sender has a separate key: HKDF-SHA256 (RFC 5869) over the
 cluster's key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it
-never repeats under one key, since a boot id never returns. While a key is being changed, two keys open
+never repeats under one key, because boot ids are never reused. While a key is being changed, two keys open
 (`Sealer.use`); both are tried. The header and the caller's ``aad`` are authenticated, too: the topic, or the name of
 the receiving node, so that a message is invalid anywhere else.
 """
@@ -38,17 +37,17 @@ BOOT_BYTES_MAX = 64
 WINDOW_MESSAGES = 4096
 """A message this far behind the newest of its sender counts as replayed."""
 SENDERS_MAX = 4096
-"""Starts of agents whose counters are remembered; the one not heard of for longest is forgotten first. An old
-message of a forgotten start opens again: the content must say how new it is."""
+"""Starts of agents whose counters are remembered; the longest silent one is forgotten first. An old message of a
+forgotten start opens again, so the content must show its age."""
 
 
 class _Sender:
-    """Start of one sender: its names, its keys, and its last WINDOW_MESSAGES counters that were seen (bit i: newest - i)."""
+    """Start of one sender: its names, its keys, and which of its last WINDOW_MESSAGES counters were seen (bit i: newest - i)."""
 
     __slots__ = ("boot", "ciphers", "newest", "node", "seen")
 
     def __init__(self, names: bytes) -> None:
-        """names: what stands before the counter. Raises NotAuthentic."""
+        """names: the header before the counter. Raises NotAuthentic."""
         src, boot = names[2 : 2 + names[1]], names[3 + names[1] :]
         if not 0 < len(src) <= NAME_BYTES_MAX or not 0 < len(boot) <= BOOT_BYTES_MAX:
             raise NotAuthentic("not a sealed message", why="its header is malformed")
@@ -96,7 +95,7 @@ class Sealer:
         self._header = bytes((VERSION,)) + _prefixed(node.encode()) + _prefixed(boot.encode())
         self._cipher = self._derived(key, node, boot)
         self._senders: BoundedDict[bytes, _Sender] = BoundedDict(SENDERS_MAX)
-        """By what stands before the counter in their messages."""
+        """By the header before the counter in their messages."""
 
     def __repr__(self) -> str:
         return f"Sealer(node={self._own[0]!r}, purpose={self._purpose.decode()!r})"
@@ -106,7 +105,7 @@ class Sealer:
         return self._own[0]
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """Seal with the first of these keys, and open with all of them. The counter goes on, whatever the key."""
+        """Seal with the first of these keys, and open with all of them. The counter continues across keys."""
         if tuple(keys) == self._keys:
             return
         self._keys = tuple(keys)
@@ -124,7 +123,7 @@ class Sealer:
     def open(self, datagram: bytes, aad: bytes = b"") -> tuple[str, str, bytes]:
         """→ (src, src_boot, plaintext), once for each sealed message.
 
-        Raises NotAuthentic, whatever the bytes are; Replayed if it was opened before, is too old to tell, or is our own.
+        Raises NotAuthentic for any invalid bytes; Replayed if it was opened before, is too old to check, or is our own.
         """
         names_bytes = _names_bytes(datagram)
         names, counter = datagram[:names_bytes], datagram[names_bytes : names_bytes + COUNTER_BYTES]
@@ -146,7 +145,7 @@ class Sealer:
             break
         else:
             raise NotAuthentic("a sealed message does not open", why="another key, or it was changed")
-        sender.add(number)  # only now: a forged counter must not shut out those that follow
+        sender.add(number)  # only now: a forged counter must not block later ones
         if known is None:
             self._senders[names] = sender
         else:

@@ -1,10 +1,10 @@
-"""The join token: what one `peerload invite` prints and one `peerload join` takes, as one word.
+"""The join token: one word that `peerload invite` prints and `peerload join` takes.
 
     plj1-<base32 of: format · CA's SHA-256 · token id · secret · node · addresses · checksum>
 
-It tells how the cluster is recognised before anything secret is said to it (the hash of its CA's certificate), where it is
-reached, and the secret by which the newcomer proves that it was invited. The checksum is against mistakes of typing and
-copying alone: whoever has the word has all of it.
+It contains the identity of the cluster (the hash of its CA's certificate), which is checked before anything secret is
+sent, addresses, and the secret by which the newcomer proves that it was invited. The checksum only detects mistakes of
+typing and copying: any holder of the word can use it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HINT = "copy it again, from  peerload join  to its last character; a new one:  
 
 
 class Token(NamedTuple):
-    """Join token. fingerprint: SHA-256 of the CA's certificate (DER); id: of the invitation; secret: known to
-    holders of the token; addresses: `HOST:PORT` of nodes that let its holder in; node: the name it is for, "" for
+    """Join token. fingerprint: SHA-256 of the CA's certificate (DER); id: of the invitation; secret: known to holders
+    of the token; addresses: `HOST:PORT` of nodes that admit its holder; node: the only name that may join, "" for
     any."""
 
     fingerprint: bytes

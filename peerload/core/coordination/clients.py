@@ -1,12 +1,12 @@
-"""Clients of this node: their requests about tasks of this home and about this node, and the tasks that end with their client.
+"""Clients of this node: requests about tasks of this home and about this node, and tasks that end with their client.
 
-Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
-the actions. One about many tasks is carried out in `BatchedRequests`, and answered at its end.
+Every request is answered with the result for each name; what is durable before the answer follows from the order of
+the actions. A request about many tasks is carried out in `BatchedRequests`, and answered at its end.
 
-A task that somebody waits for in front of a terminal is bound to its client. A connection that is closed while nobody has left
-the task to itself means that its client was ended: the task is cancelled, also if it was only being made. A restart of this
-node closes all of them; then a task has attended_s until its client must be back: it attends it again, or says its submission
-again. That a task is attended is in its record, which connections attend it only in memory.
+A task with a client that waits at a terminal is bound to that client. If the connection closes without a detach, the
+client was ended: the task is cancelled, even if its submission is not complete. A restart of this node closes all
+connections. The client then has attended_s to return: it attends the task again or repeats its submission. The task's
+record says that it is attended; the connections that attend it are only in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 NAMES_IN_A_PART = 10_000
-"""Names in one part of the answer to a request about many tasks: nobody waits until a million of them are encoded."""
+"""Names in one part of the answer to a request about many tasks: no client waits until a million are encoded."""
 TasksRequested = events.CancelRequested | events.HoldRequested | events.ReleaseRequested | events.PriorityRequested
 """Requests of a user about many tasks of this home."""
 CANCELLED = "cancelled"
@@ -61,7 +61,7 @@ class ClientRequests:
         return self._home.tasks.get(task.uid) is task
 
     def carry_out(self, event: TasksRequested) -> None:
-        """Carry out a request about many tasks, some at a time."""
+        """Carry out a request about many tasks, in batches."""
         match event:
             case events.CancelRequested():
                 steps = self._cancel(event)
@@ -74,9 +74,9 @@ class ClientRequests:
         self._batches.carry_out(event.request, steps)
 
     def _cancel(self, event: events.CancelRequested) -> Iterator[int | None]:
-        """Cancel the named tasks, which is durable before it is confirmed (D7)."""
-        # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
-        # would start in the room that the others leave.
+        """Cancel the named tasks, durably before the confirmation (D7)."""
+        # Every member of an array, even if the first one is already cancelled. Waiting tasks go first, because they
+        # would start when the others free their slots.
         stopped: dict[str, bool] = {}
         others: list[tuple[str, HomeTask]] = []
         later: dict[str, None] = {}
@@ -113,14 +113,14 @@ class ClientRequests:
         self._answer(event.request, **_cancelled(stopped), **({"unreachable": unreachable} if unreachable else {}))
 
     def _silent(self, task: HomeTask) -> list[dict[str, object]]:
-        """The task with its node and the state of that, if the node is suspect or dead: no signal may reach it."""
+        """The task with its node and the node's state, if the node is suspect or dead: no signal may reach it."""
         peer = self._membership.get(task.record.node) if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) else None
         if peer is None or peer.state not in (PeerState.SUSPECT, PeerState.DEAD):
             return []
         return [{"id": task.task, "node": task.record.node, "state": peer.state.value}]
 
     def _answer_part(self, request: int, stopped: dict[str, bool], later: dict[str, None]) -> dict[str, bool]:
-        """Report the outcome of the handled tasks, without those still to be handled. → the latter."""
+        """Report the outcome of the handled tasks. → the tasks that are still to be handled."""
         done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
         self._state.actions.append(AnswerPart(request, _cancelled(done)))
         return {name: stopped[name] for name in later}
@@ -135,7 +135,7 @@ class ClientRequests:
         self._state.actions.append(Answer(event.request, {}, error=error))
 
     def _hold(self, event: events.HoldRequested) -> Iterator[int | None]:
-        """Hold the named tasks that wait; one that a node has already is not taken from it."""
+        """Hold the named tasks that wait; a task that a node already has stays there."""
         held: list[str] = []
         already_held: list[str] = []
         not_waiting: list[str] = []
@@ -144,7 +144,7 @@ class ClientRequests:
             for task in self._home.named(name):
                 phases.add(task.phase)
                 if task.phase in QUEUED_PHASES and self._is_there(task):
-                    # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                    # Held for good: not even a node that still has an attempt may continue with it.
                     self._home.hold(task, HELD_BY_USER, last_node="")
                     is_held = True
                 yield None
@@ -152,7 +152,7 @@ class ClientRequests:
         self._answer(event.request, held=held, already_held=already_held, not_waiting=not_waiting)
 
     def _release(self, event: events.ReleaseRequested) -> Iterator[int | None]:
-        """Release the named tasks that are held; attempts that were lost before do not count any more."""
+        """Release the named tasks that are held; their earlier losses no longer count."""
         released: list[str] = []
         not_held: list[str] = []
         for name in event.tasks:
@@ -169,7 +169,7 @@ class ClientRequests:
         self._answer(event.request, released=released, not_held=not_held)
 
     def _prioritize(self, event: events.PriorityRequested) -> Iterator[int | None]:
-        """Set the priority of the named tasks that wait; the node that has one in its queue is told."""
+        """Set the priority of the named tasks that wait; a node that has one in its queue is notified."""
         changed: list[str] = []
         passed_on: list[str] = []
         elsewhere: list[str] = []
@@ -204,8 +204,8 @@ class ClientRequests:
         self._answer(event.request, was_drained=was_drained)
 
     def forget(self, event: events.ForgetRequested, executor: ExecutorHandoff) -> None:
-        """Handle `forget`: a user declares a node gone for good. One that is alive is refused. executor: has the attempts of
-        that node's tasks here."""
+        """Handle `forget`: a user declares a node gone for good. A node that is alive is refused. executor: has the
+        attempts of that node's tasks here."""
         peer = self._membership.get(event.node)
         is_forgotten = self._membership.forget(event.node)
         error: BadRequest | None = None
@@ -218,7 +218,7 @@ class ClientRequests:
             or self._home.at(event.node)
             or self._eligibility.dependencies.waits_on(event.node)
             or executor.is_home(event.node)
-        ):  # an agent's restart may have forgotten it, its tasks not
+        ):  # after a restart of this agent only the node's tasks may be known
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
@@ -231,7 +231,7 @@ class ClientRequests:
 
 
 def _cancelled(stopped: dict[str, bool]) -> dict[str, object]:
-    """Answer of a cancel, from the names and whether something was stopped for each."""
+    """Answer to a cancel, from whether each name had tasks to stop."""
     return {
         "cancelled": [name for name, is_stopped in stopped.items() if is_stopped],
         "already_ended": [name for name, is_stopped in stopped.items() if not is_stopped],
@@ -249,9 +249,9 @@ def _still_there(node: str, state: PeerState) -> BadRequest:
 
 
 SIGTERM = 15
-CLIENT_GONE = "its client is gone"
-NOT_BACK = "its client did not come back after a restart of this agent"
-DETACHED = "left to itself by its client"
+CLIENT_GONE = "its client has disconnected"
+NOT_BACK = "its client did not return after a restart of this agent"
+DETACHED = "detached by its client"
 CUT = "more was sent to its standard input than is kept for another attempt"
 
 
@@ -265,25 +265,25 @@ class ClientBinding:
         self._clients: dict[int, dict[bytes, None]] = {}
         self._attending: dict[bytes, dict[int, None]] = {}
         self._coming: dict[int, int] = {}
-        """Clients whose submissions are being made, and how many of each."""
+        """Clients with submissions in progress, and the number of these."""
         self._gone: dict[int, None] = {}
-        """The clients among them that are gone."""
+        """The clients among them that have disconnected."""
         self._expected: dict[bytes, None] = {}
-        """Tasks whose client has a while to come back after a restart."""
+        """Tasks whose client may still return after a restart."""
 
     def submission_begun(self, client: int) -> None:
-        """Tasks that this client attends are about to be taken in."""
+        """Record that a submission with this client begins."""
         self._coming[client] = self._coming.get(client, 0) + 1
 
     def submission_done(self, client: int) -> None:
-        """All tasks of one submission of this client are taken in."""
+        """Record that all tasks of one submission with this client are created."""
         self._coming[client] -= 1
         if not self._coming[client]:
             del self._coming[client]
             self._gone.pop(client, None)
 
     def submitted(self, task: HomeTask, clients: Iterable[int]) -> None:
-        """A task that these clients attend was taken in, and is durable; or one has said so again."""
+        """Bind a task that was created, and is durable, to these clients; also for a repeated submission."""
         if not task.record.attended or task.record.state.is_final:
             return
         for client in clients:
@@ -298,7 +298,7 @@ class ClientBinding:
         self._await_no_more(task)
 
     def _is_awaited(self, task: HomeTask) -> bool:
-        """True if its client has a while still to come back after a restart."""
+        """True if its client may still return after a restart."""
         return task.uid in self._expected
 
     def _await_no_more(self, task: HomeTask) -> None:
@@ -313,7 +313,7 @@ class ClientBinding:
             self._await_no_more(task)
 
     def attend(self, event: events.AttendRequested) -> None:
-        """Bind a task to a client that is back."""
+        """Bind a task to a client that has returned."""
         task = self._home.by_id.get(event.task)
         is_attended = task is not None and task.record.attended and not task.record.state.is_final
         if task is not None and is_attended:
@@ -331,7 +331,7 @@ class ClientBinding:
         self._state.actions.append(Answer(event.request, {}))
 
     def gone(self, client: int) -> None:
-        """Cancel the tasks of a connection that is closed; many of them in batches."""
+        """Cancel the tasks of a connection that has closed; many of them in batches."""
         if client in self._coming:
             self._gone[client] = None
         uids = self._clients.pop(client, None)
@@ -349,7 +349,7 @@ class ClientBinding:
             task = self._home.tasks.get(uid)
             if (
                 task is not None and task.phase in QUEUED_PHASES
-            ):  # these first: else they would start in the room that others leave
+            ):  # these first, because they would start when others free their slots
                 self._end_unattended(task)
             else:
                 others.append(uid)
@@ -359,7 +359,7 @@ class ClientBinding:
             yield
 
     def _end_unattended(self, task: HomeTask | None) -> None:
-        if task is not None and task.uid not in self._attending:  # another client may have come meanwhile
+        if task is not None and task.uid not in self._attending:  # another client may attend it now
             self._end(task, CLIENT_GONE)
 
     def _leave(self, client: int, uid: bytes) -> None:
@@ -381,14 +381,14 @@ class ClientBinding:
             self._end(task, NOT_BACK)
 
     def cut(self, uid: bytes) -> None:
-        """Record that the beginning of a task's input is to be dropped, before it is."""
+        """Record, in advance, that the beginning of a task's input will be dropped."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.state.is_final and not task.record.input_is_cut:
             self._home.become(task, CUT, input_is_cut=True)
 
     def input_came(self, uid: bytes) -> None:
-        """Record that the input of a task has arrived. It becomes durable with the task's next state, at the
-        latest with its end, since nobody asks before."""
+        """Record that the input of a task has arrived. It becomes durable with the task's next state, at the latest
+        its end, because nothing needs it earlier."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.input_came:
             task.record = msgspec.structs.replace(task.record, input_came=True)

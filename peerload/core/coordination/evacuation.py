@@ -1,8 +1,9 @@
-"""Evacuation: tasks leave this node while it starts nothing, since it is drained, or short of something (`ResourceShortage`).
+"""Evacuation: tasks leave this node while it starts none, because it is drained or lacks a resource
+(`ResourceShortage`).
 
-Tasks of other homes go home unstarted, running ones run on, and own waiting tasks look for a place elsewhere: a few at a time,
-the others wait for their turn, and those that may run nowhere else until this node starts tasks again. A drain is durable, and
-a fact of the node's profile, so that peers know and say why.
+Tasks of other homes return home unstarted, running ones run on, and own waiting tasks look for a place elsewhere: a few
+at a time, while the others wait for their turn. Tasks that may run nowhere else wait until this node starts tasks
+again. A drain is durable and part of the node's profile, so that peers can report the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""
 LOOKED_AT_MAX = 256
-"""Waiting tasks that may leave that are looked at for some that can now, after each event."""
+"""Candidates that are checked after each event, for some that may leave now."""
 
 
 class TaskEvacuation:
@@ -44,16 +45,16 @@ class TaskEvacuation:
         self._home = home
         self._sender = sender
         self._leaving: dict[bytes, HomeTask] = {}
-        self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
+        self._candidates: deque[tuple[int, HomeTask]] = deque()  # with `Work.order`: a task that returned has a new one
         self._newest = 0
 
     def settle(self, reason: str) -> None:
-        """Have the next own tasks look for a place elsewhere, after every event while nothing is started here."""
+        """Let the next own tasks look for a place elsewhere; called after every event while nothing is started here."""
         if not self._membership.has_any():
             return
         stranded = self._home.stranded
         for uid in [uid for uid in self._leaving if uid not in stranded]:
-            del self._leaving[uid]  # it has found one, or is over
+            del self._leaving[uid]  # it has found a place, or is over
         room = LEAVING_MAX - len(self._leaving)
         if room <= 0:
             return
@@ -65,7 +66,7 @@ class TaskEvacuation:
             if not task.is_queued or task.order != order:
                 continue
             if task.withheld or task.search is not None:
-                self._candidates.append((order, task))  # once that is over
+                self._candidates.append((order, task))  # tried again when its offer or search has ended
                 continue
             room -= 1
             self._leaving[task.uid] = task
@@ -73,7 +74,7 @@ class TaskEvacuation:
             self._sender.strand(task, reason)
 
     def over(self) -> None:
-        """End the evacuation: tasks that have found no place come back."""
+        """End the evacuation: tasks that have found no place return to the queue."""
         leaving, self._leaving = self._leaving, {}
         self._candidates.clear()
         self._newest = 0
@@ -83,8 +84,8 @@ class TaskEvacuation:
                 self._home.mediator.task_arrives(task)
 
     def _look_for_new(self) -> None:
-        """Offer the movable tasks that arrived since the last look, higher priorities first. The first look
-        takes all waiting tasks."""
+        """Add the movable tasks that arrived since the last call to the candidates, higher priorities first. The first
+        call adds all waiting tasks."""
         new = [work for work in self._queue.since(self._newest) if isinstance(work, HomeTask) and self._may_leave(work)]
         self._candidates.extend((task.order, task) for task in sorted(new, key=_rank))
         self._newest = max(self._newest, self._queue.newest)
@@ -99,7 +100,7 @@ def _rank(work: Work) -> tuple[int, int]:
 
 
 AWAITING_MAX = 1000
-"""Requests that wait until the node is empty."""
+"""Bound on requests that wait until the node is empty."""
 
 
 @dataclass(eq=False, repr=False)
@@ -118,7 +119,7 @@ class NodeDrain:
         self._set(is_on=True, reason=reason)
 
     def begin(self, reason: str) -> tuple[int, int]:
-        """Drain this node → how many tasks of other homes went back, and how many run on."""
+        """Drain this node → the numbers of remote tasks that were given back and that run on."""
         profile = self._state.profile
         is_news = not profile.drained or profile.drain_reason != reason
         if is_news:
@@ -132,17 +133,17 @@ class NodeDrain:
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
-        """Answer a request when nothing runs here, and nothing of other homes is here any more; `settle` looks."""
+        """Answer a request when nothing runs here and no remote task is left; `settle` checks for it."""
         if not self._state.profile.drained:
             self._refuse(request)
         elif len(self._awaiting) >= AWAITING_MAX:
-            error = SlowDown("too many wait for this node to be empty", why=f"at most {AWAITING_MAX} may")
+            error = SlowDown("too many requests wait for this node to be empty", why=f"the limit is {AWAITING_MAX}")
             self._state.actions.append(Answer(request, error=error))
         else:
             self._awaiting[request] = None
 
     def await_no_more(self, request: int) -> None:
-        """Forget a request whose client is gone."""
+        """Forget a request whose client has disconnected."""
         self._awaiting.pop(request, None)
 
     def _refuse(self, request: int) -> None:
@@ -150,7 +151,7 @@ class NodeDrain:
         self._state.actions.append(Answer(request, error=error))
 
     def end(self) -> None:
-        """End the drain: tasks are taken, and start here, again."""
+        """End the drain: tasks are accepted, and start here, again."""
         if not self._state.profile.drained:
             return
         for request in self._awaiting:
@@ -163,8 +164,7 @@ class NodeDrain:
         self._information.announce()
 
     def settle(self) -> None:
-        """Answer those who wait until the node is empty, if it is; called after every event while the
-        evacuation is on."""
+        """Answer requests that wait until the node is empty, if it is; called after every event of an evacuation."""
         if self._awaiting and not self._ledger.running and not self._executor.remote_tasks:
             self._state.actions.extend(Answer(request) for request in self._awaiting)
             self._awaiting.clear()

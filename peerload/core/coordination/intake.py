@@ -1,9 +1,9 @@
-"""Intake of submitted tasks: refuse, number, make durable, answer; and dispatch of arriving tasks: to the gate, to the queue here,
-or to a search for a place elsewhere.
+"""Intake of submitted tasks (refuse, number, make durable, answer) and dispatch of arriving tasks: to the gate, to the
+queue here, or to a search for a place elsewhere.
 
-A task that no node could ever run is refused. The tokens of the last submissions are remembered, so that repeating a submit is
-safe. A task *arrives* when it is submitted, released, queued again, or given back by another node. One that this home can never
-run, or that no policy would keep waiting for room here, is looked after by `sender.py`.
+A task that no node could ever run is refused. The tokens of the last submissions are remembered, so that repeating a
+submit is safe. A task *arrives* when it is submitted, released, queued again, or given back by another node.
+`sender.py` handles a task that this home can never run, or that no policy would keep waiting here.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 PEERS_NAMED_MAX = 3
-"""Peers whose reason is told; as many as fit a line."""
+"""Peers whose reason is named, so that they fit a line."""
 HOPELESS_HINT = "peerload nodes        to wait for such a node:  --wait-for-node"
 USED_BEFORE = "this token was used before for another command, directory or environment"
 DIRECTORIES_TOLD_MAX = 100
 DECLINING_TOLD_S = 3600.0
-"""Time before a user is told again that nodes decline the tasks of a directory."""
+"""Time before a user is again notified that nodes decline the tasks of a directory."""
 NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
 
@@ -56,8 +56,8 @@ _tokens = msgspec.msgpack.Decoder(list[tuple[str, tuple[bytes, dict[str, object]
 
 
 class SubmissionInProgress:
-    """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet, ``unkept``
-    of them; begun: whether some are; ``repeated``: requests that repeat it meanwhile."""
+    """A submission while its tasks are created. ``rows``: rows of its tasks that are not yet sent to the disk,
+    ``unkept`` of them; is_begun: some rows were sent; ``repeated``: requests that have repeated it meanwhile."""
 
     def __init__(self, state: CoreState, event: TaskSubmitted, counter: int, spec: TaskSpec) -> None:
         self._state = state
@@ -90,24 +90,24 @@ class SubmissionInProgress:
         return (f"{self.name}.{index}" for index in self.event.indices) if self.event.indices else iter((self.name,))
 
     def left(self) -> int:
-        """Number of members that are still to be made."""
+        """Number of members that are still to be created."""
         return max(len(self.event.indices), 1) - len(self.tasks)
 
     def clients(self) -> list[int]:
-        """The clients that attend these tasks, once for each submission that they sent."""
+        """The clients that attend these tasks, once for each of their submissions."""
         return [event.client for event in (self.event, *self.repeated) if event.client]
 
     def make_uniform(self) -> None:
-        """Give the members uids of one key, so that one row and one object may stand for many of them."""
+        """Give the members uids derived from one key, so that one row and one object may represent many."""
         self.submission = msgspec.structs.replace(self.submission, uid_key=self._uid())
 
     def parts(self, at_most: int) -> Iterator[range]:
-        """The members of an array, some at a time."""
+        """The members of an array, in parts."""
         for members in ranges(self.event.indices):
             yield from (members[start : start + at_most] for start in range(0, len(members), at_most))
 
     def add_members(self, members: range) -> None:
-        """Make these members of a uniform array."""
+        """Create these members of a uniform array."""
         record, key = self._record(self.name, b""), self.submission.uid_key
         self.rows.append(
             PutMembers(record, key, members[0], members[-1], members.step, self.submitted_at, self._reason)
@@ -165,7 +165,7 @@ class SubmissionLog:
         self._told: BoundedDict[tuple[str, bytes], tuple[Mapping[str, str], float]] = BoundedDict(DIRECTORIES_TOLD_MAX)
 
     def restore(self, counter: int) -> None:
-        """Restore the last number used after a restart. Earlier submissions come with each event (`before`)."""
+        """Restore the last number used before a restart. Earlier submissions come with each event (`before`)."""
         self._counter = counter
 
     def repeated(self, event: TaskSubmitted) -> dict[str, object] | None:
@@ -188,7 +188,7 @@ class SubmissionLog:
         return self._counter
 
     def is_known(self, event: TaskSubmitted) -> bool:
-        """True if a submission with this token was accepted before, or is being made."""
+        """True if a submission with this token was accepted before, or is in progress."""
         return event.token in self._tokens or event.before is not None or event.token in self._under_way
 
     def is_under_way(self, event: TaskSubmitted) -> bool:
@@ -218,7 +218,7 @@ class SubmissionLog:
         if tasks_now + max(len(event.indices), 1) > state.config.tasks_queued_max:
             raise SlowDown(
                 "the queue of this node is full",
-                why=f"{tasks_now} tasks are unfinished; at most {state.config.tasks_queued_max} may be",
+                why=f"{tasks_now} tasks are unfinished; the limit is {state.config.tasks_queued_max}",
                 retry_after_s=10.0,
             )
         self._counter += 1
@@ -277,8 +277,7 @@ class SubmissionLog:
         return spec if kept is spec.environment else msgspec.structs.replace(spec, environment=kept)
 
     def shrink(self) -> None:
-        """Rebuild the tokens so that they lie together in memory: they were allocated between tasks that have ended
-        since."""
+        """Rebuild the tokens so that they are adjacent in memory: they were allocated between tasks that have ended."""
         packed = msgspec.msgpack.encode(list(self._tokens.items()))
         self._tokens.clear()
         self._tokens.update(_tokens.decode(packed))
@@ -297,7 +296,7 @@ def _no_directory(spec: TaskSpec) -> str:
 def why_not_placeable(
     state: CoreState, membership: Membership, spec: TaskSpec, *, directory_here: bool, refuses: bool = True
 ) -> str | None:
-    """Reason why a task waits although this node is idle: it cannot run here, and no node that could reports room. None
+    """Reason why a task waits although this node is idle: it cannot run here, and no suitable node reports room. None
     if it only waits for its turn. Raises NeverRunnable if no known node could ever run it and ``refuses`` is set."""
     here = why_not_here(state, spec, directory_here=directory_here)
     if not here:
@@ -322,7 +321,7 @@ def why_not_placeable(
 
 
 def declining(state: CoreState, membership: Membership, spec: TaskSpec) -> dict[str, str]:
-    """The usable nodes that could run this task and decline it, each with its reason in words."""
+    """The usable nodes that could run this task but decline it, each with its reason in words."""
     if not membership.any_declined():
         return {}
     nodes = membership.eligible(Need(spec.request, spec.placement), state.node)
@@ -382,7 +381,7 @@ def _refuse_hopeless(
 
 
 def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> tuple[str, str]:
-    """Node that lacks least for a task, and what it lacks, in words."""
+    """The node that lacks least for a task, and its lacking resources, in words."""
     profiles = [state.profile, *(peer.profile for peer in _members(membership) if peer.knows_profile)]
     lacking = [(lacks(profile, spec.request, spec.placement, state.node), profile) for profile in profiles]
     fewest = min(lacking, key=lambda one: (len(one[0]), one[1].gpus == 0, -one[1].gpus, one[1].node))
@@ -390,7 +389,7 @@ def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> t
 
 
 SINGLY_MAX = 250
-"""Bound of the members of a uniform array that are dispatched one by one; the first of them mostly stay here."""
+"""Members of a uniform array that are dispatched one by one at most; usually the first ones stay here."""
 
 
 @dataclass(eq=False, repr=False)
@@ -416,7 +415,7 @@ class TaskDispatch:
         return why_never(self._state.profile, spec.request, spec.placement, self._state.node)
 
     def arrives(self, task: HomeTask) -> None:
-        """Dispatch an arriving task: queue it here, or search for another node. The load that decides does not include
+        """Dispatch an arriving task: queue it here, or search for another node. The deciding load does not include
         it."""
         if self._home.rests_until_sure(task):
             return
@@ -457,7 +456,7 @@ class TaskDispatch:
         start_s = self._cheapest_start(task)
         now = self._state.now.wall_s
         if start_s > now:
-            if not task.record.last_node:  # else a node may come back with it
+            if not task.record.last_node:  # else a node may return with it
                 self._home.mediator.task_kept_back(task)
             self._home.rest(task, start_s - now)
         return start_s > now
@@ -493,7 +492,7 @@ class TaskDispatch:
 
     def reevaluate_waiting(self) -> None:
         """Handle a change of this node's devices: own tasks that need devices are queued here if this node can run them
-        now, else they search for another node."""
+        now, otherwise they search for another node."""
         sender = self._sharing.sender
         for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
             is_queued, is_stranded = task.is_queued, task.uid in self._home.stranded
@@ -521,7 +520,7 @@ class TaskDispatch:
                 self.arrives(task)
 
     def has_yet_to_arrive(self, task: HomeTask) -> bool:
-        """True if this new task is neither dispatched nor changed by anybody so far."""
+        """True if this new task is neither dispatched nor changed so far."""
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
         return is_waiting and not task.is_queued and task.uid not in self._home.stranded
 
@@ -531,7 +530,7 @@ class TaskDispatch:
 
     def returned(self, message: Return | NotStarted, to: str) -> None:
         """Handle NOT_STARTED: a node promises never to start its attempt. If it suggests a better node (``to``), the
-        task is offered there at once, without a search; otherwise the task arrives again."""
+        task is offered there immediately, without a search; otherwise the task arrives again."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
             return
@@ -543,7 +542,7 @@ class TaskDispatch:
         if runs_here and to == here:
             self._state.count(metrics.TASKS_RETURNED)
             self._sharing.donor.taken_home(message.uid)
-            if self._sharing.sender.passes_on:  # the same test here as anywhere
+            if self._sharing.sender.passes_on:  # the same test as for all offers
                 self._requeued(task)
         elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):
             if not runs_here:
@@ -556,7 +555,7 @@ class TaskDispatch:
 
 @dataclass(eq=False, repr=False)
 class Intake:
-    """Intake of submissions and of tasks from the store. One per node; ``client_binding`` hears of each new task."""
+    """Intake of submissions and of stored tasks. One per node; ``client_binding`` is notified of each new task."""
 
     _state: CoreState
     _home: Home
@@ -575,12 +574,12 @@ class Intake:
             self._eligibility.remote_status.begin(event, self._submissions.counter)
 
     def accepted(self, event: TaskSubmitted) -> None:
-        """Carry out a submission: all tasks that it waits for are known to exist."""
+        """Carry out a submission whose dependencies are known to exist."""
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[int | None]:
-        """Answer a submission that was accepted before. The tasks are bound to this client from now on; the first may
-        be gone."""
+        """Answer a submission that was accepted before. The tasks are bound to this client, as the first may be
+        gone."""
         if event.client:
             self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):
@@ -590,7 +589,7 @@ class Intake:
         self._state.actions.append(Answer(event.request, reply))
 
     def _is_uniform(self, event: TaskSubmitted) -> bool:
-        """True if the members of an array differ in nothing but their numbers, and nothing keeps them from the queue."""
+        """True if the members of an array differ only by number, and nothing keeps them from the queue."""
         if len(event.indices) < self._state.config.uniform_array_min:
             return False
         terms, spec = event.terms, event.spec
@@ -599,8 +598,8 @@ class Intake:
         return not is_apart and not is_kept_back
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[int | None]:
-        """The members of an array are made one by one and kept some at a time; all of them count, and are told of, once the
-        last are kept: nobody knows their names before. Then each arrives, unless something has become of it already; from then on it ends with its client."""
+        """Create the members of an array, and persist them in parts. All count, and are announced, once the last part
+        is stored. Then each arrives, unless it has changed already, and from then on ends with its client."""
         try:
             reply = self._submissions.repeated(event)
             if reply is not None:

@@ -1,12 +1,13 @@
-"""Running attempts of this node, of this home and of others alike: started when they fit, followed until their process is gone.
+"""Running attempts of this node, for this and other homes: started when they fit, followed until their process is gone.
 
-An attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
-the launcher (or another one) came back and neither runs it nor has its exit record.
+An attempt in `RunningTasks` holds resources. It leaves when the launcher reports how it ended, or when it is known to
+have died: the launcher (or a new one) returned and neither runs it nor has its exit record.
 
-Short tasks are given to the launcher ahead (prefetching): a *lane* of attempts waits there behind one that runs, each durably started
-as any other, and starts the moment the one before has ended. It gets the room of that one, and holds none before. So a slot does not
-stand still for a round trip with a commit, and what has ended is reported and recorded in batches. A lane is bounded by the time
-that it is expected to take; the launcher gives back what has waited for too long, and what has no lease any more.
+Short tasks are given to the launcher ahead (prefetching): a *lane* of attempts waits there behind a running one. Each
+is started durably like any other, and its process starts the moment the one before it ends. It takes over that
+attempt's resources, and holds none before. So a slot is not idle during a round trip with a commit, and ends are
+reported and recorded in batches. The expected time of a lane is bounded; the launcher returns attempts that waited too
+long or have no lease.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
 DATE_SLACK_S = 0.1
-"""Change of the machine's date during a run that does not make a task look as if it had ended before its time limit."""
+"""Tolerance for a change of the machine's date during a run, before a run at its time limit looks shorter."""
 SILENT = "it does not answer: tasks may be stopped, and leases are not enforced"
 PEER_SLOTS_KEPT_S = 0.05
-"""Time in s for which the count of peer slots is cached: short tasks end by the hundred a second, with up to a thousand
-peers to count."""
-RUNS_ON = "it runs on; the agent is back"
+"""Time in s for which the count of peer slots is cached: hundreds of short tasks a second may end, and there may be a
+thousand peers to count."""
+RUNS_ON = "it runs on; the agent has restarted"
 
 
 class RunningTasks:
@@ -85,20 +86,20 @@ class RunningTasks:
         self._shortage = shortage
         self._works: dict[str, HomeTask | RemoteTask] = {}
         self._lanes: dict[str, deque[HomeTask | RemoteTask]] = {}
-        """Attempts that were given ahead, by the attempt whose room the first of them gets."""
+        """The lane behind each running attempt, by its key."""
         self._ahead: dict[str, deque[HomeTask | RemoteTask]] = {}
-        """The lane of each attempt that waits in one."""
+        """The lane of each attempt that was given ahead, by its key."""
         self._peer_slots = -math.inf, Need(), 0
-        """Cached number of slots of the peers that share such tasks: valid until (s), for this need, the number."""
+        """Cached slots of the peers that share such tasks: (valid until (s), need, number)."""
         self._launcher_away = False
         self.has_freed = False
-        """True if an attempt has ended in this event, so that what starts next is to be looked at, and others asked for more."""
+        """True if an attempt has ended in this event, so that other tasks may start here or be requested."""
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
 
     def holds(self, key: str) -> bool:
-        """True if this attempt is to run here. A process decided upon before its launcher died must not be started by
-        the next one: the attempt was reported as died meanwhile."""
+        """True if this attempt is to run here. A new launcher must not start a process that was decided upon before the
+        old one died: the attempt was reported as died meanwhile."""
         return key in self._works or key in self._ahead
 
     def is_ending(self, key: str) -> bool:
@@ -110,17 +111,17 @@ class RunningTasks:
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:
-        """All attempts that hold room."""
+        """All attempts that hold resources."""
         return self._works.values()
 
     def restore(self, work: HomeTask | RemoteTask) -> None:
-        """Add an attempt that was to run here when the agent stopped; `reconcile` finds out what became of it."""
+        """Add an attempt that was to run here when the agent stopped; `reconcile` finds its present state."""
         self._works[work.key] = work
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Start what fits, in order; nothing new while this node is drained, or short of something."""
+        """Start waiting work that fits, in order; nothing new while this node is drained or lacks a resource."""
         queue, ledger, devices = self._queue, self._ledger, self._ledger.devices
         if queue.settled_at == (ledger.version, devices.version) and not devices.states:  # after most events
             return
@@ -146,9 +147,9 @@ class RunningTasks:
         return not self._launcher_away and not self._state.profile.drained
 
     def _give_ahead(self, first: HomeTask | RemoteTask) -> None:
-        """Give the launcher short tasks that are to start one after the other when ``first`` has ended: the next in line that ask
-        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time: what waits
-        behind an attempt cannot go to a peer whose slot becomes free."""
+        """Give the launcher short tasks to start one after the other when ``first`` has ended: the next in line with
+        the same resource request. No lane gets more than its share of the waiting tasks, so that all slots end at about
+        the same time: a task in a lane cannot move to a peer whose slot becomes free."""
         config, queue = self._state.config, self._queue
         if not config.ahead_s or not len(queue) or self._shortage.reason or not (each_s := self._short_s(first)):
             return
@@ -159,7 +160,7 @@ class RunningTasks:
         at_most = min(config.ahead_max, waiting // self._slots_for(first))
         expected_s = each_s * len(lane)
         while len(lane) < at_most and isinstance(work := queue.head(), HomeTask | RemoteTask):
-            if work.spec is not first.spec:  # it is, in an array
+            if work.spec is not first.spec:  # members of an array share it
                 each_s = self._short_s(work)
             expected_s += each_s
             if not each_s or expected_s > config.ahead_s or work.spec.request != first.spec.request:
@@ -176,8 +177,8 @@ class RunningTasks:
             lane.append(work)
 
     def _slots_for(self, work: Work) -> int:
-        """Slots that share the waiting tasks, if all are like ``work``: those of this node and, for tasks of this home, of the peers
-        that could run it and have no task to give. The peers' part is cached for PEER_SLOTS_KEPT_S."""
+        """Slots that share the waiting tasks, if all are like ``work``: this node's and, for tasks of this home, those
+        of peers that could run it and have no task to give. The peers' part is cached for PEER_SLOTS_KEPT_S."""
         own, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
         if not work.is_local or all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
             return own
@@ -192,8 +193,8 @@ class RunningTasks:
         return own + slots
 
     def _short_s(self, work: Work) -> float:
-        """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start
-        it, and it is known to be short. 0 for any other."""
+        """Expected run time here, in seconds, of a task that may be in a lane or have one behind it: the launcher can
+        start it alone, and it is known to be short. 0 for any other."""
         spec, history = work.spec, self._state.history
         if (isinstance(work, HomeTask) and work.phase is HomePhase.OVER) or spec.guarantee is Guarantee.ONCE:
             return 0.0
@@ -206,9 +207,9 @@ class RunningTasks:
         return expected_s if expected_s <= self._state.config.ahead_s else 0.0
 
     def _occupy(self, key: str) -> None:
-        """Give room to an attempt that was given ahead; it leaves its lane."""
+        """Give resources to an attempt that was given ahead; it leaves its lane."""
         lane = self._ahead.pop(key)
-        work = next(work for work in lane if work.key == key)  # mostly the first
+        work = next(work for work in lane if work.key == key)  # usually the first
         lane.remove(work)
         if not work.is_local:
             self._ledger.expect_no_more(work.uid)
@@ -217,7 +218,7 @@ class RunningTasks:
         self._works[key] = work
 
     def _hold_room(self, key: str, work: HomeTask | RemoteTask) -> None:
-        """Reserve room for an attempt that runs here, with the devices that it was given."""
+        """Reserve resources for an attempt that runs here, with its granted devices."""
         state, ledger, devices = self._state, self._ledger, _devices_of(work)
         if not devices:
             ledger.start(key, work.spec.request, is_local=work.is_local)
@@ -234,7 +235,7 @@ class RunningTasks:
         )
 
     def _leave(self, key: str) -> None:
-        """Handle the end of an attempt that had room: the next of its lane gets the room."""
+        """Handle the end of an attempt that held resources: the next of its lane takes them over."""
         del self._works[key]
         self._ledger.end(key)
         if lane := self._lanes.pop(key, None):
@@ -246,7 +247,7 @@ class RunningTasks:
 
     def _wait_for_devices(self) -> None:
         """Set the timer for the next time at which a device may become free without an event, and request a reading of
-        devices that a task has left."""
+        devices that a task has just freed."""
         devices = self._ledger.devices
         if devices.was_left:
             devices.was_left = False
@@ -261,13 +262,13 @@ class RunningTasks:
                 self._state.clear_timer(timers.Devices())
 
     def strayed(self, key: str, device: str) -> None:
-        """Report a running attempt that uses a device it was not given. It counts as foreign load there."""
+        """Report a running attempt that uses a device it was not granted. It counts as foreign load there."""
         work = self._works.get(key)
         if work is None:
             return
         self._state.count(metrics.ATTEMPTS_ON_WRONG_DEVICES)
         given = ", ".join(self._ledger.devices.holding.get(key, ())) or "none"
-        reason = f"it uses {device}, and was given {given}"
+        reason = f"it uses {device}, but was granted {given}"
         if isinstance(work, HomeTask):
             self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
         else:
@@ -279,7 +280,7 @@ class RunningTasks:
         self._ledger.devices.expire(self._state.now.boot_s)
 
     def started(self, key: str, started_at: float, *, is_over: bool = False) -> None:
-        """Record that the process of an attempt runs; is_over: that it has run, and its end comes next."""
+        """Record that the process of an attempt runs; is_over: that it has run, and its end is reported next."""
         self._shortage.started(key)
         work = self._works.get(key) or next((task for task in self._ahead.get(key, ()) if task.key == key), None)
         if isinstance(work, HomeTask):
@@ -291,7 +292,7 @@ class RunningTasks:
 
     def ended(self, key: str, exit_: Exit) -> None:
         """Record the end of a process."""
-        if key in self._ahead:  # the launcher is ahead of what is known of the attempt before
+        if key in self._ahead:  # the end of the attempt before it is not known yet
             self._occupy(key)
         work = self._works.get(key)
         if work is None:
@@ -314,19 +315,19 @@ class RunningTasks:
             self._ended_here(work, exit_)
         else:
             self._executor.results.ended(work, exit_)
-        if devices:  # what was learned of it may let others join where they did not fit
+        if devices:  # its learned memory use may let others share a GPU
             self._ledger.devices.version += 1
         self.has_freed = True
 
     def _ended_here(self, task: HomeTask, exit_: Exit) -> None:
-        """Record the end of a process of this home; its output lies in this home's spool already."""
+        """Record the end of a process of this home; its output is already in this home's spool."""
         key, why, is_over = task.key, "", self._is_over(task, exit_)
         if not is_over and (why := self._handoff.run_again(task, exit_)):
             self._home.finish(task, exit_, why=why)
         self._state.actions.append(ForgetTask(key, output=not why and not is_over))
 
     def _is_over(self, task: HomeTask, exit_: Exit | None = None) -> bool:
-        """True if a task was cancelled; now that its process is gone, it is forgotten. exit_: how that ended, if it was seen."""
+        """True if a task was cancelled: its process is gone, and it is forgotten. exit_: its end, if known."""
         if task.phase is not HomePhase.OVER:
             return False
         if exit_ is not None:
@@ -336,8 +337,8 @@ class RunningTasks:
         return True
 
     def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
-        """End an attempt that has no process and will have none; ``never_started``: it never had one; ``shortage``: what this node
-        is short of, and so could not start it."""
+        """End an attempt that has no process and will have none; ``never_started``: it never had one; ``shortage``: the
+        resource whose lack prevented its start."""
         if shortage:
             self._shortage.began(shortage)
         self._shortage.gone(key)
@@ -346,7 +347,7 @@ class RunningTasks:
             self._occupy(key)
         work = self._works.get(key)
         if work is None:
-            if key in self._strangers:  # the home that asks about it has its answer from now on
+            if key in self._strangers:  # its home can be answered from now on
                 self._strangers.discard(key)
                 self._forget_exit(key)
             return
@@ -375,14 +376,14 @@ class RunningTasks:
         work.output_waits_because = why
         if isinstance(work, RemoteTask):
             self._executor.leases.renew_one(work)
-        elif work.phase is HomePhase.OVER:  # it was cancelled while they were collected: the signals for it are gone by
+        elif work.phase is HomePhase.OVER:  # cancelled during the collection: its signals had no effect
             self._state.actions.append(SignalTask(key, SIGKILL))
 
     def froze(self, key: str, *, frozen: bool) -> None:
-        """Record that an attempt was frozen, since its lease ran out, or thawed."""
+        """Record that an attempt was frozen because its lease expired, or thawed."""
         work = self._works.get(key)
         if isinstance(work, RemoteTask):
-            reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
+            reason = f"{work.home} did not renew its lease in time" if frozen else f"{work.home} has returned"
             state = "frozen" if frozen else "thawed"
             if frozen:
                 self._state.count(metrics.LEASES_FROZEN)
@@ -398,13 +399,13 @@ class RunningTasks:
             self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))
 
     def kill(self, key: str) -> None:
-        """Send SIGKILL to an attempt that has not obeyed the first signal."""
+        """Send SIGKILL to an attempt that the first signal has not ended."""
         work = self._works.get(key)
         if work is None:
             return
         is_over = isinstance(work, HomeTask) and work.phase is HomePhase.OVER
         if work.killed_because == TIME_LIMIT and work.output_waits_because and not is_over:
-            return  # a time limit does not give up output files
+            return  # a time limit does not abandon output files
         self._state.actions.append(SignalTask(key, SIGKILL))
 
     def _died(self, key: str, work: HomeTask | RemoteTask, reason: str) -> None:
@@ -414,7 +415,7 @@ class RunningTasks:
             self._executor.results.died(work, reason)
         elif not self._is_over(work):
             self._handoff.lost_attempts.died(work, reason)
-        self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
+        self._state.actions.append(ForgetTask(key, output=True))  # the output of a lost attempt is not needed
 
     def _never_started(self, key: str, work: HomeTask | RemoteTask, reason: str, *, is_short: bool) -> None:
         self._leave(key)
@@ -425,7 +426,7 @@ class RunningTasks:
         self._state.actions.append(ForgetTask(key, output=True))
 
     def _forget_exit(self, key: str, exit_: Exit | None = None) -> None:
-        """Drop the exit record of an attempt that this node does not know: one of another home, or of a task cancelled
+        """Drop the exit record of an attempt that this node does not know: of another home, or of a task cancelled
         before this agent's start."""
         with contextlib.suppress(ValueError):
             uid, attempt = attempt_of(key)
@@ -433,7 +434,7 @@ class RunningTasks:
                 self._home.used("", uid, attempt, self._state.node, exit_.usage)
         self._state.actions.append(ForgetTask(key, output=False))
 
-    # -- launchers come and go -----------------------------------------------------------------------------------------
+    # -- the launcher --------------------------------------------------------------------------------------------------
 
     def launcher_lost(self, reason: str) -> None:
         """Stop starting attempts until a launcher is ready."""
@@ -445,19 +446,19 @@ class RunningTasks:
         self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
 
     def launcher_ready(self, running: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
-        """Start attempts again: a launcher answers, which may be a new one."""
+        """Start attempts again: a launcher, perhaps a new one, is ready."""
         self._launcher_away = False
         self._state.note("launcher", "ready")
         self.reconcile(running, ended, frozen)
 
     def reconcile(self, listed: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
-        """Compare with the launcher's list: every attempt that holds room here runs (or is frozen), has an exit record, or has died."""
+        """Compare with the launcher's list: every attempt here runs (or is frozen), has an exit record, or has died."""
         for key in list(self._ahead):
-            self._occupy(key)  # each runs, waits, has ended or is gone, as the launcher says
+            self._occupy(key)  # the launcher says which runs, waits, has ended or is gone
         self._lanes.clear()
         running = {key: (started_at, ts) for key, started_at, ts in listed}
         strangers = [key for key in ended if key not in self._works]
-        # What runs has its room first: the end of another may start a task at once.
+        # Running attempts take their resources first, because the end of another may start a task immediately.
         for key, work in sorted(self._works.items(), key=lambda one: one[0] in ended or one[0] not in running):
             if key in ended:
                 self.ended(key, ended[key])
@@ -473,7 +474,7 @@ class RunningTasks:
                 self._died(key, work, "its processes were gone when the agent or the launcher came back")
         self._strangers = {key for key in running if key not in self._works}
         for key in running:
-            if key in self._strangers:  # nobody wants it any more
+            if key in self._strangers:  # its home no longer wants it
                 self._executor.fences.found_running(key)
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
@@ -487,9 +488,9 @@ def _devices_of(work: HomeTask | RemoteTask) -> tuple[str, ...]:
 
 
 def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
-    """Exit of a task ended for its time limit, with that as its reason whatever the signal made of it, also after a
-    restart of the agent. The exit of a task ended by a user names the user, unless it succeeded. A task that ended by itself
-    in time keeps its exit, however late that came here."""
+    """Exit of a task that was ended at its time limit, with this as the reason whatever signal ended it, also after a
+    restart of the agent. The exit of a task that a user ended names the user, unless it succeeded. A task that ended by
+    itself in time keeps its exit, however late the report arrives."""
     if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:
         exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
     limit_s = work.spec.time_limit_s
@@ -506,14 +507,14 @@ ONE_CORE = ResourceRequest()
 
 
 class Frozen:
-    """Frozen attempts, whose lease has run out: their home is silent, and may come back (R11) or never (R5). Its timer is
+    """Frozen attempts, whose lease has expired: their home is silent, and may return (R11) or not (R5). Its timer is
     ``frozen``.
 
-    They keep their room for `frozen_kept_s` at least, and for as long as nobody needs it: no task of this home, and
-    none that another home could give to nobody else. Then the one that has been frozen longest is ended, without a result,
-    and those that may run once only are the last. While nothing here runs but what is frozen, this node takes no remote tasks that
-    would have to wait, and those that do go home: nobody can say how long it takes. Who asks all the same finds room the next
-    time."""
+    They keep their resources for `frozen_kept_s` at least, and as long as no task of this home needs them, and no offer
+    of a task that can run nowhere else. Then the attempt frozen longest is ended without a result; those that may run
+    only once come last. While all attempts here are frozen, this node takes no remote tasks that would have to wait,
+    and gives waiting ones back, because the duration is unknown. An offer that is declined for this reason may have
+    resources freed for its next try."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, executor: ExecutorHandoff) -> None:
         self._state = state
@@ -523,14 +524,14 @@ class Frozen:
         self._since_s: dict[str, float] = {}
         self._evicted = ""
         self.is_needed = False
-        """True while an attempt is frozen, and until what that has changed is undone."""
+        """True while an attempt is frozen, and until the effects of that are undone."""
 
     def __iter__(self) -> Iterator[str]:
         """Frozen attempts, the longest frozen first."""
         return iter(sorted(self._since_s, key=lambda key: self._since_s[key]))
 
     def restore(self, keys: Iterable[str]) -> None:
-        """Take in the attempts that the launcher lists as frozen; it does not say for how long."""
+        """Add the attempts that the launcher lists as frozen, for an unknown time."""
         self._since_s.clear()
         self.is_needed = True
         for key in keys:
@@ -547,7 +548,7 @@ class Frozen:
             self._state.clear_timer(timers.FrozenTimeout(key))
 
     def settle(self) -> None:
-        """End frozen attempts whose room is needed; called after every event while there are any."""
+        """End frozen attempts whose resources are needed; called after every event while there are any."""
         state, ledger = self._state, self._ledger
         if not self._since_s:
             state.runs_frozen_only = state.is_stuck = self.is_needed = False
@@ -564,10 +565,10 @@ class Frozen:
         state.turned_away = None
 
     def _make_room(self) -> None:
-        """Make room for the first waiting task of this home that would then have enough, or for the attempt
-        that was just turned away."""
+        """End a frozen attempt for the first waiting task of this home that would then fit, or for the offer that was
+        just declined."""
         if self._evicted in self._since_s:
-            return  # it is on its way
+            return  # it is being ended
         kept_since_s = self._state.now.boot_s - self._state.config.frozen_kept_s
         due = [key for key, since_s in self._since_s.items() if since_s <= kept_since_s]
         task = self._whom_it_helps(due) if due else None
@@ -588,7 +589,7 @@ class Frozen:
         self._state.actions.append(EvictTask(remote.key, reason))
 
     def _whom_it_helps(self, due: list[str]) -> str | None:
-        """First task that has no room now and would have room without these attempts; None if there is none."""
+        """First task that does not fit now but would without these attempts; None if there is none."""
         own = (work for work in self._queue.oldest_first() if isinstance(work, HomeTask))
         asking: list[HomeTask | Offer] = list(itertools.islice(own, LOOKED_AT_MAX))
         if self._state.turned_away is not None:
@@ -608,9 +609,9 @@ class Frozen:
 
 
 LATELY_MAX = 10_000
-"""Attempts of tasks that are over which are remembered to be gone; of an earlier one its node is asked."""
+"""Bound on remembered ends of attempts whose tasks are over; for an older one its node is queried."""
 ENDS_AWAITED_MAX = 100_000
-"""Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
+"""Bound on attempts whose end is awaited; beyond it the oldest are dropped, and reported when queried again."""
 TerminationMessage = Result | Died | NotStarted | Return
 """Messages that prove that the attempt has no process and will have none."""
 
@@ -628,7 +629,7 @@ class TerminationTracker:
         self._lately: BoundedDict[str, str] = BoundedDict(LATELY_MAX)
 
     def asked(self, event: EndAsked) -> None:
-        """Report each attempt once it is gone; with ``query`` the nodes that have them are asked, too."""
+        """Report each attempt once it is gone; with ``query``, query the nodes that have them."""
         for attempt in event.attempts:
             key = execution_key(attempt.uid, attempt.attempt)
             is_own = attempt.node == self._state.node
@@ -662,12 +663,13 @@ TROUBLE = "shortage"
 
 @dataclass(eq=False, repr=False)
 class ResourceShortage:
-    """Circuit breaker of this node, for a shortage of room on the disk, inodes, descriptors, processes or memory.
+    """Circuit breaker of this node, for a lack of disk space, inodes, descriptors, processes or memory.
 
-    An attempt that could not be started for want of one of these never started, and so would not the next one. After such a
-    failure the breaker is open: nothing starts here, and peers are told why. After a pause, or once something has ended here,
-    it is half open: one attempt is tried, of others if no own one waits. If that starts, the breaker is closed; if not, the
-    next pause is twice as long. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
+    An attempt that could not start for lack of one of these never started, and the next one would fail as well. After
+    such a failure the breaker is open: nothing starts here, and peers get the reason. After a pause, or after an end
+    here, it is half open: one attempt is tried, a remote one if no own task waits. If that starts, the breaker is
+    closed; if not, the next pause is twice as long. ``reason``: the lacking resource, as far as known; "" while the
+    breaker is closed."""
 
     _state: CoreState
     _own_profile: OwnProfile
@@ -692,13 +694,13 @@ class ResourceShortage:
 
     def began(self, reason: str) -> None:
         """Open the breaker after an attempt that could not be started because of a shortage."""
-        if self._is_open:  # it was on its way when another failed
+        if self._is_open:  # it was being started when another failed
             return
         config, now_s = self._state.config, self._state.now.boot_s
         if not self.reason:
             self._state.count(metrics.SHORTAGES)
             self._state.note("launcher", "short", reason=reason)
-            if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
+            if now_s > self._closed_s + 2 * self._pause_s:  # otherwise the same shortage continues
                 self._pause_s = 0.0
         self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
         self.reason = reason
@@ -709,7 +711,7 @@ class ResourceShortage:
         self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
 
     def try_again(self) -> None:
-        """Allow starts again: after the pause, or when an ended task may have released what was missing."""
+        """Allow starts again: after the pause, or when an ended task may have freed the resource."""
         if self._is_open:
             self._is_open = False
             self._state.clear_timer(timers.Shortage())
@@ -729,12 +731,12 @@ class ResourceShortage:
             self._announce("")
 
     def gone(self, key: str) -> None:
-        """Record that an attempt will not run here any more. If it was the trial, another one may be."""
+        """Record that an attempt will not run here. If it was the trial, another one may be."""
         if key == self._trial:
             self._trial = ""
 
     def settle(self) -> None:
-        """Let the next offer of others be the trial while the breaker is half open and no own task waits;
+        """Let the next remote offer be the trial while the breaker is half open and no own task waits;
         called after every event while there is a ``reason``."""
         if self.reason and self.may_start:
             self._announce("")

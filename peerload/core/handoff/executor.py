@@ -1,20 +1,21 @@
-"""The executor's side of the handoff: offers, attempts of other homes, their leases, results and fences. docs/wire.md names the rules.
+"""The executor's side of the handoff: offers, remote attempts, leases, results and fences. docs/wire.md has the rules.
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *fence*:
-the highest attempt this node has started or promised never to start (R7). START is durable before the process exists (D3).
+the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
+(D3).
 
-A lease counts from the moment this node *sent* the message that was granted, never from when the answer came (R1). What
-is granted is applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the deadline and
-keeps the newest ts with it, so that the next agent knows both.
+A lease counts from the moment this node *sent* the message that was granted, never from the arrival of the answer (R1).
+Grants are applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the deadline and
+keeps it with the newest ts, so that the next agent knows both.
 
-RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10), or is out of the
-cluster: revoked by the CA, or called gone for good by an operator of this node. An attempt without a result has died, unless the
-launcher confirms that it never had a process: then it is refused (D6).
+RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10), or has left
+the cluster: revoked by the CA, or declared gone for good by an operator of this node. An attempt without a result has
+died, unless the launcher confirms that it never had a process: then it is refused (D6).
 
-A fence is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a fence
-that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are
-those of attempts that were started of tasks that may run once only, until their home has taken note of their end: their
-home would take a forgotten start for a task that was never started.
+A fence is durable before its promise is sent or carried out (D3, D6). Messages are late by seconds at most, so a fence
+that was unused for floor_kept_s may be dropped: the nonce of a COMMIT refuses the same attempts. Fences of started
+attempts that may run only once are kept until their home has acknowledged their end: it would take a forgotten start
+for a task that was never started.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
-FORGOTTEN = "its home was called gone for good"
-STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
+FORGOTTEN = "its home was declared gone for good"
+STUCK = "all tasks that run there are frozen, since their homes are silent"
 OFFERS_MAX = 1024
-"""Offers of one peer that may be outstanding here: more are declined (rule P2)."""
+"""Limit on pending offers of one peer; more are declined (rule P2)."""
 
 
 class ExecutorHandoff:
@@ -75,7 +76,7 @@ class ExecutorHandoff:
     def offer_received(
         self, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
     ) -> None:
-        """Reserve room, or decline with the reason."""
+        """Handle OFFER: reserve resources, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
             self._state.broken(rules.ROLES_CHECKED, src, f"OFFER of {offer.task}: {objection}")
@@ -100,7 +101,7 @@ class ExecutorHandoff:
             return
         remote = self.by_uid.get(offer.uid)
         if remote is None:
-            if offer.spec == self._last_spec:  # members of an array share one in memory, and what is found for it
+            if offer.spec == self._last_spec:  # members of an array share one spec, and its cached keys
                 spec = self._last_spec
             else:
                 spec = self._last_spec = offer.spec
@@ -114,7 +115,7 @@ class ExecutorHandoff:
                         remote.key, remote.task, remote.uid, remote.attempt, remote.home, remote.spec, others
                     )
                 )
-        remote.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
+        remote.nonce = self._state.rng.getrandbits(62)  # new each time, so that an older ACCEPT cannot be committed
         remote.ts = self._state.now.boot_s
         remote.lease_s = offer.lease_s
         remote.migrations = offer.migrations
@@ -130,10 +131,10 @@ class ExecutorHandoff:
         self._state.send(home, messages.Decline(offered.task, offered.uid, offered.attempt, code, reason, report))
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
-        """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
-        that one uid is never two homes'."""
+        """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue identify an
+        attempt by its task's uid, so two homes must never use the same one."""
         if task_home(task) != src:
-            return "only its home may offer a task, start it or ask for it"
+            return "only its home may offer, start or query a task"
         remote = self.by_uid.get(uid)
         home = remote.home if remote is not None else self.fences.home(uid)
         if self._mediator.is_own_task(uid) or home not in ("", src):
@@ -141,25 +142,25 @@ class ExecutorHandoff:
         return ""
 
     def _guest_of(self, src: str, uid: bytes) -> RemoteTask | None:
-        """The attempt here of a task of src. A message of another node about it is counted."""
+        """The attempt here of a task of src. A message from another node about it is counted."""
         remote = self.by_uid.get(uid)
         if remote is None or remote.home == src:
             return remote
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {remote.task}, whose home is {remote.home}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it names {remote.task}, whose home is {remote.home}")
         return None
 
     def _is_unauthorized(self, src: str, task: str, uid: bytes) -> bool:
-        """True if `_objection` has an objection, for messages without an answer; it is counted."""
+        """True if `_objection` has an objection, which is counted; for messages without an answer."""
         if not (objection := self._objection(src, task, uid)):
             return False
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {task}: {objection}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it names {task}: {objection}")
         return True
 
     def _accept(self, remote: RemoteTask) -> None:
-        """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all.
-        While its files are on their way nothing is sent: then the lease begins with the ACCEPT."""
+        """Send ACCEPT, and repeat it until the COMMIT comes, because either may be lost. The reservation lasts
+        reservation_s. While the task's files are being copied nothing is sent: the lease begins with the ACCEPT."""
         if remote.is_staging:
             return
         accept = messages.Accept(
@@ -185,14 +186,14 @@ class ExecutorHandoff:
         if known is not None and not (
             known.phase is RemotePhase.RESERVED and known.attempt == offer.attempt and known.home == src
         ):
-            self._report(known)  # an earlier attempt is still here: its home had better know
+            self._report(known)  # an earlier attempt is still here: notify its home
             return "floor", "an earlier attempt of it is still here"
         if offer.attempt <= self.fences.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
         if profile.drained:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
-            return "disk", "little room is left on its disk"
+            return "disk", "its disk is nearly full"
         if profile.trouble:
             return "room", profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
@@ -216,21 +217,21 @@ class ExecutorHandoff:
             and not self._is_promised(offer)
             and not self._mediator.accepts_offer(offer)
         ):
-            return "room", "no room there by now"
+            return "room", "no room there any more"
         return None
 
     def _too_many(self, src: str) -> str:
-        """Reason why nothing more of src is accepted, whatever room there is; "" if src may offer more."""
+        """Reason why no more offers of src are accepted, whatever is free; "" if src may offer more."""
         if len(self._table.reserved.get(src, ())) >= OFFERS_MAX:
-            self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
-            return f"{OFFERS_MAX} offers of {src} are outstanding here already"
+            self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers pending")
+            return f"{OFFERS_MAX} offers of {src} are pending here already"
         if len(self.remote_tasks) >= self._state.config.guests_max:
             return f"{len(self.remote_tasks)} tasks of other homes are here already"
         return ""
 
     def _is_promised(self, offer: messages.Offer) -> bool:
-        """True if this node has asked for it, and keeps room. What devices a promised task would take was not known when
-        it was promised: that is looked at now."""
+        """True if this node has asked for the task and keeps resources for it. The devices of a promised task were not
+        known at the promise, so it counts as not promised."""
         is_expected = offer.uid in self._ledger.inbound
         if is_expected and offer.spec.request.takes_devices:
             self._ledger.expect_no_more(offer.uid)
@@ -264,8 +265,8 @@ class ExecutorHandoff:
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        """Answer about an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
-        one that the launcher is still ending (R8): home asks again."""
+        """Answer about an attempt that is not here: NOT_STARTED, durable before it is sent (D6), or DIED. No answer yet
+        while the launcher is still ending it (R8): home asks again."""
         if self._mediator.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.fences.attempt(uid):
@@ -275,13 +276,13 @@ class ExecutorHandoff:
         if self.fences.was_refused(uid, attempt):
             self._state.send(src, messages.NotStarted(task, uid, attempt, reason, store))
         else:
-            self._state.send(src, messages.Died(task, uid, attempt, "nothing is left of it there", store))
+            self._state.send(src, messages.Died(task, uid, attempt, "it no longer exists there", store))
 
     def files_staged(self, key: str, code: str, why: str) -> None:
-        """Accept an offer whose files are here by now, or decline it with this code."""
+        """Accept an offer whose files are now here, or decline it with this code."""
         remote = self.remote_tasks.get(key)
         if remote is None or not remote.is_staging:
-            self._state.actions.append(actions.ForgetTask(key, output=False))  # the offer is not wanted any more
+            self._state.actions.append(actions.ForgetTask(key, output=False))  # the offer was withdrawn
             return
         remote.is_staging = False
         if code:
@@ -293,7 +294,7 @@ class ExecutorHandoff:
         self._accept(remote)
 
     def not_committed(self, key: str) -> None:
-        """Send ACCEPT again, or end the reservation, since no COMMIT has come."""
+        """Repeat ACCEPT, or end the reservation, because no COMMIT has come."""
         remote = self.remote_tasks.get(key)
         if remote is None or remote.phase is not RemotePhase.RESERVED:
             return
@@ -306,8 +307,8 @@ class ExecutorHandoff:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def start(self, remote: RemoteTask, after: str = "") -> bool:
-        """START, durable, then the process, when the attempt ``after`` has ended. A lease that has run out meanwhile is given back
-        instead (→ False)."""
+        """Make START durable, then start the process once the attempt ``after`` has ended. A task whose lease has
+        expired is given back instead (→ False)."""
         if remote.deadline_s <= self._state.now.boot_s:
             self.give_back(remote, "its lease ran out while it waited")
             return False
@@ -345,8 +346,9 @@ class ExecutorHandoff:
         is_over: bool = False,
         is_short: bool = False,
     ) -> None:
-        """The launcher has the process: say so, which is what users see as running. is_over: its RESULT comes next and says so
-        too, except of its devices. is_short: that is expected soon, so that it is said a little later, unless it has ended by then."""
+        """Notify the home that the launcher has the process; users see this as running. is_over: its RESULT follows and
+        says so too, except for its devices. is_short: the end is expected soon; the notice waits a little, and is
+        dropped if it ends."""
         remote.running_at = started_at
         self._state.note_remote(remote, "running", reason)
         self._state.set_time_limit(remote.key, remote.spec.time_limit_s, started_at)
@@ -359,12 +361,12 @@ class ExecutorHandoff:
     def ack_received(self, src: str, ack: messages.ResultAck) -> None:
         remote = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
-            self.fences.noted(ack.uid, ack.attempt)  # that it died
+            self.fences.noted(ack.uid, ack.attempt)  # its DIED
         if remote is not None and remote.attempt == ack.attempt and remote.phase is RemotePhase.ENDED:
             self.results.acknowledged(remote)
 
     def _report(self, remote: RemoteTask) -> None:
-        """Send its home the state of an attempt that is here."""
+        """Send the state of an attempt here to its home."""
         if remote.phase is RemotePhase.ENDED:
             self.results.send(remote)
         elif remote.phase is not RemotePhase.RESERVED:
@@ -373,14 +375,14 @@ class ExecutorHandoff:
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def renew_leases(self) -> None:
-        """Ask the homes of all attempts here for more time. An attempt whose lease has run out while it waited goes home."""
+        """Request renewals for all attempts here. A waiting attempt whose lease has expired is given back."""
         for remote in self.leases.expired():
             self.give_back(remote, "its lease ran out while it waited")
         self.leases.renew()
 
     def renewed(self, src: str, message: messages.RenewOk) -> None:
-        """Take more time for attempts of a home. A home that had parked one learns at once that it has a deadline again,
-        since it waits for that."""
+        """Extend leases of a home. A home that had parked an attempt is notified immediately that it has a deadline
+        again, because the home waits for that."""
         for extension in message.extensions:
             remote = self._guest_of(src, extension.uid)
             if remote is None or remote.attempt != extension.attempt:
@@ -396,11 +398,12 @@ class ExecutorHandoff:
             if remote is not None and remote.attempt == parking.attempt:
                 self.leases.park(remote, parking.ts)
 
-    # -- what home asks ------------------------------------------------------------------------------------------------
+    # -- requests of the home ------------------------------------------------------------------------------------------
 
     def query_received(self, src: str, query: messages.Query) -> None:
-        """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
-        granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
+        """Answer QUERY with the attempt's state, or with a promise that it will never be here. A query about a
+        reservation means that it was granted and its COMMIT lost. Only its home gets an answer, because a promise
+        raises the fence for good."""
         if self._is_unauthorized(src, query.task, query.uid):
             return
         remote = self.by_uid.get(query.uid)
@@ -413,7 +416,7 @@ class ExecutorHandoff:
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
     def revoke_received(self, src: str, revoke: messages.Revoke) -> None:
-        """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
+        """End this attempt. One not started is refused for good; a running one gets the signal, then SIGKILL."""
         remote = self._guest_of(src, revoke.uid)
         if remote is None or remote.attempt != revoke.attempt:
             return
@@ -423,21 +426,21 @@ class ExecutorHandoff:
             self._end(remote, revoke.signal)
 
     def home_revoked(self, home: str, until: float = math.inf) -> None:
-        """End all that is here of a home that was shut out of the cluster; of what was started, the attempts that were
-        started up to ``until`` (Unix s)."""
+        """End all attempts of a home that was shut out of the cluster; of started ones, those that started up to
+        ``until`` (Unix s)."""
         self._home_gone(home, REVOKED, until)
 
     def is_home(self, node: str) -> bool:
         return any(remote.home == node for remote in self.remote_tasks.values())
 
     def home_forgotten(self, home: str) -> int:
-        """End all that is here of a home that an operator of this node calls gone for good → the number of its tasks that end.
-        What others say of a home is never enough for that."""
+        """End all attempts of a home that an operator of this node declares gone for good → the number of ended tasks.
+        Reports of other nodes are never enough for this."""
         return self._home_gone(home, FORGOTTEN)
 
     def _home_gone(self, home: str, reason: str, until: float = math.inf) -> int:
-        """End all that is here of a home that takes no result any more. An attempt is forgotten durably before its processes
-        are gone: an agent that starts meanwhile finds processes that nobody wants, and ends them. Fences stay. → the number of
+        """End all attempts of a home that takes no more results. An attempt is forgotten durably before its processes
+        are gone: an agent that starts meanwhile finds unknown processes, and ends them. Fences stay. → the number of
         tasks that end."""
         ended = 0
         for remote in [remote for remote in self.remote_tasks.values() if remote.home == home]:
@@ -453,8 +456,8 @@ class ExecutorHandoff:
         return ended
 
     def cancel(self, event: RemoteCancelRequested) -> None:
-        """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are
-        ended, which is their result."""
+        """Cancel remote tasks for a user of this machine: waiting ones are given back, the end of running ones is their
+        result."""
         cancelled: list[str] = []
         ended: list[str] = []
         wanted = frozenset(event.tasks)
@@ -499,27 +502,27 @@ class ExecutorHandoff:
         self._state.send(remote.home, messages.Return(remote.task, remote.uid, remote.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:
-        """Return all waiting attempts to their homes and drop all reservations → how many went home."""
+        """Give all waiting attempts back to their homes and drop all reservations → the number given back."""
         remotes = list(self.remote_tasks.values())
         for remote in remotes:
             self._let_go(remote, reason)
         return sum(remote.phase is RemotePhase.WAITING for remote in remotes)
 
     def give_unrunnable_back(self) -> None:
-        """Return waiting attempts that need something this node no longer has."""
+        """Give waiting attempts back that need something this node no longer has."""
         for remote in [remote for remote in self.remote_tasks.values() if remote.phase is RemotePhase.WAITING]:
             never = why_never(self._state.profile, remote.spec.request, remote.spec.placement, remote.home)
             if never:
                 self.give_back(remote, never)
 
     def give_waiting_back(self) -> None:
-        """Return all waiting attempts: nobody can say when they could start."""
+        """Give all waiting attempts back, because their start cannot be predicted."""
         for remote in list(self.remote_tasks.values()):
             if remote.phase is RemotePhase.WAITING:
                 self.give_back(remote, STUCK)
 
     def home_is_back(self, home: str) -> None:
-        """Send a home that has started again, at once, the state of its tasks here."""
+        """Send the state of its tasks here to a home that has restarted."""
         for remote in list(self.remote_tasks.values()):
             if remote.home == home:
                 remote.repeat_s = self._state.config.repeat_s
@@ -528,7 +531,7 @@ class ExecutorHandoff:
     # -- after a restart of this agent ---------------------------------------------------------------------------------
 
     def adopt(self, record: ExecutionRecord) -> RemoteTask:
-        """An attempt found in the store; the caller says whether it runs, has ended or died."""
+        """Add an attempt from the store; the caller reports whether it runs, has ended or died."""
         remote = RemoteTask.of(record, self._state.now.boot_s)
         self._table.add(remote)
         if record.state is ExecutionState.RESULT:
@@ -537,24 +540,24 @@ class ExecutorHandoff:
         return remote
 
     def adopted_running(self, remote: RemoteTask, started_at: float, ts: float) -> None:
-        """Go on with an attempt that runs on after a restart: tell its home. ts: the newest that the launcher has."""
+        """Continue with an attempt that runs on after a restart, and notify its home. ts: the launcher's newest."""
         remote.ts = max(remote.ts, ts)
-        self.started(remote, started_at, "it runs on; the agent is back")
+        self.started(remote, started_at, "it runs on; the agent has restarted")
         self.leases.began(remote)
-        if remote.unwanted_because:  # the launcher that was told to end it is not this one, or did not hear it
+        if remote.unwanted_because:  # the request to end it may not have reached this launcher
             self._end(remote, SIGKILL)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _let_go(self, remote: RemoteTask, reason: str) -> None:
-        """End a reservation, or send a waiting attempt home. One that was started stays."""
+        """End a reservation, or give a waiting attempt back. An attempt that was started stays."""
         if remote.phase is RemotePhase.RESERVED:
             self._drop(remote)
         elif remote.phase is RemotePhase.WAITING:
             self.give_back(remote, reason)
 
     def _drop(self, remote: RemoteTask) -> None:
-        """A reservation ends; nothing was started and nothing is promised."""
+        """End a reservation; nothing was started and nothing is promised."""
         self._state.clear_timer(timers.ReservationTimeout(remote.key))
         self._ledger.expect_no_more(remote.uid)
         self._remove(remote)
@@ -572,7 +575,7 @@ STARTS_TOLD_S = 0.25
 
 class RemoteTaskTable:
     """The attempts of other homes on this node, by key. by_uid: the newest attempt of each task; reserved: the keys of
-    those that are not committed yet, by home."""
+    those not committed yet, by home."""
 
     def __init__(self) -> None:
         self.remote_tasks: dict[str, RemoteTask] = {}
@@ -593,7 +596,7 @@ class RemoteTaskTable:
                 del self.reserved[remote.home]
 
     def remove(self, remote: RemoteTask) -> None:
-        """Remove an attempt, of which nothing more is to be known here."""
+        """Remove an attempt that needs no more entry here."""
         self.remote_tasks.pop(remote.key, None)
         self.committed(remote)
         if self.by_uid.get(remote.uid) is remote:
@@ -608,10 +611,10 @@ class ExecutorLeases:
         self._remote_tasks = table.remote_tasks
         self._renew_at_s = math.inf
         self._untold: list[RemoteTask] = []
-        """Attempts that have started, which their homes are not told yet."""
+        """Started attempts whose homes are not notified yet."""
 
     def began(self, remote: RemoteTask) -> None:
-        """Begin to renew the lease of an attempt."""
+        """Begin renewals of the lease of an attempt."""
         self._renew_within(remote.lease_s / RENEWALS_PER_LEASE)
 
     def _renew_within(self, seconds: float) -> None:
@@ -621,7 +624,7 @@ class ExecutorLeases:
             self._state.set_timer_in(seconds, timers.RenewalDue())
 
     def expired(self) -> list[RemoteTask]:
-        """The attempts that still wait here, and whose leases have run out."""
+        """The attempts that still wait here and whose leases have expired."""
         now_s = self._state.now.boot_s
         return [g for g in self._remote_tasks.values() if g.phase is RemotePhase.WAITING and g.deadline_s <= now_s]
 
@@ -643,18 +646,18 @@ class ExecutorLeases:
                 self._state.send(home, messages.Renew(tuple(batch[first : first + messages.RENEWALS_MAX])))
 
     def renew_one(self, remote: RemoteTask) -> None:
-        """Send one renewal out of turn: its home has asked, or should know."""
+        """Send one renewal out of turn: its home has asked, or should be notified."""
         devices = remote.devices if remote.phase is RemotePhase.HERE else ()
         self._state.send(remote.home, messages.Renew((self._renewal(remote, devices),)))
 
     def tell_later(self, remote: RemoteTask) -> None:
-        """Tell its home within STARTS_TOLD_S that an attempt has started, together with others, unless it has ended by then."""
+        """Notify its home within STARTS_TOLD_S that an attempt has started, with others, unless it ends before."""
         if not self._untold:
             self._state.set_timer_in(STARTS_TOLD_S, timers.StartsTold())
         self._untold.append(remote)
 
     def tell_starts(self) -> None:
-        """Send the renewals that `tell_later` has put off."""
+        """Send the renewals that `tell_later` has delayed."""
         untold, self._untold = self._untold, []
         here = (remote for remote in untold if self._remote_tasks.get(remote.key) is remote)
         self._send(remote for remote in here if remote.phase is RemotePhase.HERE)
@@ -669,7 +672,7 @@ class ExecutorLeases:
         )
 
     def extend(self, remote: RemoteTask, extension: messages.LeaseExtension) -> bool:
-        """Give an attempt more time, counted from when this node asked for it. True if its home had parked it."""
+        """Extend the lease of an attempt, from the time of this node's request. True if its home had parked it."""
         if extension.ts <= remote.ts:
             return False
         was_parked = remote.is_parked
@@ -684,8 +687,8 @@ class ExecutorLeases:
         return was_parked
 
     def park(self, remote: RemoteTask, ts: float) -> None:
-        """Park an attempt: its home leaves, and the attempt has no deadline until the home is back. A message
-        older than the home's last answer is ignored; one of the same age counts, since the home sent it after
+        """Park an attempt: its home leaves, and the attempt has no deadline until the home has returned. A message
+        older than the home's last answer is ignored; one of the same age counts, because the home sent it after
         its answer."""
         if ts < remote.ts or remote.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
             return
@@ -709,7 +712,7 @@ class ExecutorResults:
         """Make a RESULT durable, then send it until it is acknowledged."""
         if remote.phase is RemotePhase.ENDED:
             return
-        if remote.unwanted_because:  # that it was killed is nobody's result
+        if remote.unwanted_because:  # a kill by this node is no result
             self.died(remote, f"it was ended there: {remote.unwanted_because}")
             self._state.actions.append(actions.ForgetTask(remote.key, output=True))
             return
@@ -724,7 +727,7 @@ class ExecutorResults:
         self.send(remote)
 
     def send(self, remote: RemoteTask) -> None:
-        """Send a result, and again after a while."""
+        """Send a result, and set the timer to repeat it."""
         if remote.exit is not None:
             self._state.actions.append(
                 actions.SendResult(remote.home, remote.task, remote.uid, remote.attempt, remote.exit)
@@ -732,7 +735,7 @@ class ExecutorResults:
             self._state.set_timer_in(remote.repeat_s, timers.ResultTimeout(remote.key))
 
     def repeat(self, key: str) -> None:
-        """Send a result again that is not acknowledged."""
+        """Repeat a result that is not acknowledged."""
         remote = self._table.remote_tasks.get(key)
         if remote is not None and remote.phase is RemotePhase.ENDED:
             remote.repeat_s = min(remote.repeat_s * 2, self._state.config.repeat_s_max)
@@ -764,8 +767,8 @@ class ExecutorResults:
         self._table.remove(remote)
 
     def never_started(self, remote: RemoteTask, reason: str, *, is_returned: bool = False) -> None:
-        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6).
-        is_returned: that is nobody's fault, and it may be placed anew at once."""
+        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will
+        have none (D6). is_returned: without a fault, so that it may be placed again immediately."""
         self._ledger.end(remote.key)
         refused = self._fences.row(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
         self._state.persist(actions.DropExecution(remote.uid, remote.attempt), refused)
@@ -779,12 +782,12 @@ class ExecutorResults:
 
 
 DROPPED_AT_ONCE_MAX = 1000
-"""Floors that one event forgets: a row each in one commit."""
+"""Limit on the fences that one event drops: one row each in one commit."""
 DROP_AGAIN_S = 1.0
 
 
 class AttemptFence(NamedTuple):
-    """Fence of one task. at_s: this node's clock at its last use; home: the task's home, "" if unknown."""
+    """Fence of one task. at_s: this node's clock at its last use; home: of the task, "" if unknown."""
 
     attempt: int
     kind: FenceKind
@@ -793,8 +796,7 @@ class AttemptFence(NamedTuple):
 
 
 class AttemptFences:
-    """The fences by uid, the one that was longest of no use first; its timer is ``floors``. here: the attempts that are on
-    this node now, by uid."""
+    """The fences by uid, the longest unused first; its timer is ``floors``. here: this node's attempts, by uid."""
 
     def __init__(self, state: CoreState, here: Mapping[bytes, RemoteTask]) -> None:
         self._state = state
@@ -808,53 +810,53 @@ class AttemptFences:
         return len(self._fences)
 
     def restore(self, fences: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
-        """Restore the durable results at start; each is kept as if it had just been used."""
+        """Restore the durable fences at start; each is kept as if it had just been used."""
         now_s = self._state.now.boot_s
         self._fences.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in fences)
 
     def attempt(self, uid: bytes) -> int:
-        """The fence itself; 0: there is none."""
+        """The fence itself; 0 if there is none."""
         fence = self._fences.get(uid)
         return fence.attempt if fence is not None else 0
 
     def home(self, uid: bytes) -> str:
-        """The home of the task; "": not known."""
+        """The home of the task; "" if unknown."""
         fence = self._fences.get(uid)
         return fence.home if fence is not None else ""
 
     def was_refused(self, uid: bytes, attempt: int) -> bool:
-        """True if this very attempt was refused: then it has never started here."""
+        """True if exactly this attempt was refused: then it has never started here."""
         fence = self._fences.get(uid)
         return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 
     def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> actions.PutFloor:
         """Raise a fence, or change its reason → the row to persist. Above the bound, the oldest fences are dropped."""
         now = self._state.now
-        self._fences.pop(uid, None)  # so that it comes last
+        self._fences.pop(uid, None)  # moves it to the end
         self._bound()
         self._fences[uid] = AttemptFence(attempt, kind, now.boot_s, home)
         return actions.PutFloor(uid, attempt, now.wall_s, kind, home)
 
     def raise_to(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> None:
-        """Raise the fence durably; it never sinks."""
+        """Raise the fence durably; it is never lowered."""
         if self.attempt(uid) < attempt:
             self._state.persist(self.row(uid, attempt, kind, home))
 
     def found_running(self, key: str) -> None:
-        """Fence an attempt that the launcher runs and this node does not know (the database was lost): it has
+        """Fence an attempt that the launcher runs but this node does not know (the database was lost): it has
         started."""
         with contextlib.suppress(ValueError):
             uid, attempt = attempt_of(key)
             self.raise_to(uid, attempt, FenceKind.STARTED, self.home(uid))
 
     def noted(self, uid: bytes, attempt: int) -> None:
-        """The home has taken note of the end of an attempt that may run once only."""
+        """Record that the home has acknowledged the end of an attempt that may run only once."""
         fence = self._fences.get(uid)
         if fence is not None and fence.attempt == attempt and fence.kind is FenceKind.STARTED_ONCE:
             self._state.persist(self.row(uid, attempt, FenceKind.STARTED, fence.home))
 
     def expire(self) -> None:
-        """Drop fences that have been of no use for floor_kept_s."""
+        """Drop fences that were unused for floor_kept_s."""
         now_s, kept_s = self._state.now.boot_s, self._state.config.floor_kept_s
         self._drop(now_s - kept_s)
         oldest = next(iter(self._fences.values()), None)
@@ -866,7 +868,7 @@ class AttemptFences:
             self._drop(self._state.now.boot_s)
 
     def _drop(self, before_s: float) -> None:
-        """Drop fences of no use since then, DROPPED_AT_ONCE_MAX at most; those that are still needed come last again."""
+        """Drop fences unused since then, at most DROPPED_AT_ONCE_MAX; fences still needed move to the end."""
         gone: list[bytes] = []
         for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._fences))):
             uid, fence = next(iter(self._fences.items()))

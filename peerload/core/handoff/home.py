@@ -1,17 +1,17 @@
 """The home's side of the handoff: offers, commits, results, leases and parking. docs/wire.md names the rules (D1 … R12).
 
-An attempt number is granted once: an accepted offer burns it with a durable LEASED before COMMIT is said (D2). What becomes of
-a task whose attempt was lost is in `tasks/retries.py`; the task's record is in `tasks/home.py`.
+An attempt number is granted once: an accepted offer uses it up with a durable LEASED before COMMIT is sent (D2). Lost
+attempts are handled in `tasks/retries.py`; the task's record is in `tasks/home.py`.
 
-A task leaves the node it was leased to only on that node's word (NOT_STARTED, RETURN, DIED, a RESULT), when its machine
-was booted anew, or past ``deadline_s``, which is moved before every COMMIT and RENEW_OK so that it always lies behind
-the executor's own (R2).
+A task leaves the node it was leased to only after that node's statement (NOT_STARTED, RETURN, DIED, a RESULT), after a
+reboot of its machine, or past ``deadline_s``, which is moved before every COMMIT and RENEW_OK so that it is always
+later than the executor's own (R2).
 
-A home that goes away politely parks its tasks: they run on elsewhere without a deadline until it is back (R12). PARKED(n, p)
-is durable before PARK(n, ts=p) is sent; p is the newest that the home has heard of the executor's clock. From then on the
-attempt is taken back on proof alone. Coming back takes a confirmation: RENEWs of p or older are not answered; newer ones are,
-with a deadline; and only a RENEW that states a deadline given for more than p ends PARKED. So it does not matter which of
-these messages are late, lost or repeated.
+A home that stops in an orderly way parks its tasks: they run on elsewhere without a deadline until it returns (R12).
+PARKED(n, p) is durable before PARK(n, ts=p) is sent; p is the newest time of the executor's clock that the home knows.
+From then on only proof takes the attempt back. The return needs a confirmation: RENEWs of p or older are not answered;
+newer ones are, with a deadline; and only a RENEW that states a deadline granted for more than p ends PARKED. So these
+messages may be late, lost or repeated.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
-"""Bound on the reason why a result could not be kept."""
+"""Limit on the length of the reason why a result could not be stored."""
 PLACEMENTS = {kind: metrics.labelled(metrics.PLACEMENTS, kind=kind) for kind in ("asked", "chosen", "needed")}
 
 
 class HomeHandoff:
-    """The conversation of a home with the nodes that run its tasks; its timer is ``offer``.
+    """The exchange of a home with the nodes that run its tasks; its timer is ``offer``.
 
-    ``declined(task, node, reason)`` is called when an offer came to nothing.
+    ``declined(task, node, reason)`` is called when an offer has failed.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home) -> None:
@@ -76,8 +76,8 @@ class HomeHandoff:
         search: bool = True,
         load_tasks_max: int = -1,
     ) -> None:
-        """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: on a decline the sender's
-        search goes on (False: a task given on request, whose loss triggers nothing)."""
+        """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: after a decline the
+        sender's search continues (False: for a task that a node asked for)."""
         task.enter(HomePhase.OFFERED, offering=Offering(node, voluntary, search))
         self._queue.withhold(task)
         asked = asked_of(self._state, task, self._membership.profile(node))
@@ -101,16 +101,16 @@ class HomeHandoff:
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout(task.uid.hex()))
 
     def accept_received(self, src: str, message: messages.Accept) -> None:
-        """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
+        """Grant the attempt durably, then send COMMIT to the reservation. A repeated ACCEPT has no COMMIT yet."""
         task, offering = self._answered(src, message)
         if task is None or offering is None:
             if task is not None and self._waits_for_commit(task, src, message):
                 self._commit(task, message.ts)
             else:
-                self._state.count(metrics.OFFERS_ACCEPTED_LATE)  # that reservation ends by itself
+                self._state.count(metrics.OFFERS_ACCEPTED_LATE)  # that reservation times out
             return
-        if task.spec.is_staged and not message.files:  # the reservation there ends by itself
-            self._declined(task, offering, f"{src} has reserved room without the files")
+        if task.spec.is_staged and not message.files:  # the reservation there times out
+            self._declined(task, offering, f"{src} has accepted without the files")
             return
         self._membership.circuit_breaker.accepted(src)
         self.holders.has(src, task)
@@ -139,8 +139,8 @@ class HomeHandoff:
         self._commit(task, message.ts)
 
     def staging_received(self, src: str, message: messages.Staging) -> None:
-        """A node brings the files of a task that it was offered to itself: the offer stands meanwhile. It is told to stop if
-        nobody waits for that any more."""
+        """Handle a report on the copying of a task's files: the offer stays pending meanwhile. The node is told to stop
+        if the offer was withdrawn."""
         task, offering = self._answered(src, message)
         if task is not None and offering is not None:
             task.offering = offering._replace(staging=message)
@@ -148,13 +148,13 @@ class HomeHandoff:
             return
         self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
         if task is None or message.attempt > task.record.attempt:
-            reason = "its offer is not wanted any more"
+            reason = "its offer was withdrawn"
             self._state.send(src, messages.Revoke(message.task, message.uid, message.attempt, SIGKILL, reason))
 
     def _answered(
         self, src: str, message: messages.Accept | messages.Staging | messages.Decline
     ) -> tuple[HomeTask | None, Offering | None]:
-        """The task that a message is about, and the offer that is out for it, if the message answers that."""
+        """The task of a message, and its pending offer if the message answers that."""
         task = self._home.tasks.get(message.uid)
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         return task, task.offering if task is not None and is_answer else None
@@ -175,7 +175,7 @@ class HomeHandoff:
         self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
     def decline_received(self, src: str, message: messages.Decline) -> None:
-        """Handle DECLINE: no room there after all, or never."""
+        """Handle DECLINE: the node has no room after all, or can never run the task."""
         task, offering = self._answered(src, message)
         if task is None or offering is None:
             self._state.count(metrics.DECLINES_WITHOUT_OFFER)
@@ -193,7 +193,8 @@ class HomeHandoff:
         self._declined(task, offering, message.reason)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        """Queue a task again whose attempt here has ended so, if it is to be tried again: → "". Else why this is its result."""
+        """Queue a task again whose attempt here ended this way, if allowed: → "". Else the reason why this is its
+        result."""
         if exit_.not_built and task.spec.guarantee is not Guarantee.ONCE:
             task.cannot_here = task.not_built = exit_.reason
             if self._may_be_built(task):
@@ -216,7 +217,7 @@ class HomeHandoff:
         self._mediator.offer_declined(task, offering, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
-        """Handle an offer without an answer in time, or that never left, like a decline."""
+        """Handle an offer that was not answered in time, or never sent, like a decline."""
         task = self._home.tasks.get(uid)
         offering = task.offering if task is not None else None
         if task is not None and offering is not None and offering.node == node:
@@ -224,11 +225,11 @@ class HomeHandoff:
                 self._membership.circuit_breaker.unanswered(node)
             self._declined(task, offering, f"no answer from {node}")
 
-    # -- what its node says of it ---------------------------------------------------------------------------------------
+    # -- reports of its node -------------------------------------------------------------------------------------------
 
     def not_started_received(self, src: str, message: messages.NotStarted | messages.Return) -> str | None:
-        """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
-        → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
+        """Handle a durable promise that the attempt never started: back to the queue, where the caller decides about
+        it. → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
         task = self._home.tasks.get(message.uid)
         if task is None or not self._may_report(task, src, message):
             return None
@@ -248,12 +249,12 @@ class HomeHandoff:
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(
                 src, messages.ResultAck(message.task, message.uid, message.attempt)
-            )  # its word is kept until then
+            )  # its report is kept until then
 
     def _may_report(
         self, task: HomeTask, src: str, message: messages.NotStarted | messages.Return | messages.Died
     ) -> bool:
-        """True if src holds this attempt and can report on it. With a new database, src knows nothing of the promises
+        """True if src holds this attempt and can report on it. With a new database, src does not know the promises
         of the old one (R6); the attempt then ends only with its lease or a reboot of the machine."""
         record = task.record
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
@@ -261,9 +262,9 @@ class HomeHandoff:
             self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
             if message.attempt > record.attempt and not self._home.may_be_lost(
                 task, message.attempt
-            ):  # else it may be late
+            ):  # otherwise it may be late
                 self._state.broken(
-                    rules.ROLES_CHECKED, src, f"it speaks of attempt {message.attempt} of {task.task}; there is none"
+                    rules.ROLES_CHECKED, src, f"it names attempt {message.attempt} of {task.task}; there is none"
                 )
             return False
         if granted(task).is_forgotten or (message.store and record.store and message.store != record.store):
@@ -280,23 +281,24 @@ class HomeHandoff:
             granted(task).is_forgotten = True
 
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
-        """The only COMMIT of this attempt never left this agent: nobody can have started it."""
+        """Handle the only COMMIT of this attempt that never left this agent: no node can have started it."""
         if task.phase is HomePhase.AWAY and task.record.attempt == attempt and granted(task).commits == 1:
-            reason = f"{task.record.node} went away before it could be told to start"
+            reason = f"{task.record.node} disconnected before the COMMIT was sent"
             self._home.requeue(task, reason, grants=self._other_grants(task))
 
     def _other_grants(self, task: HomeTask) -> tuple[Grant, ...]:
-        """All grants but the current one; no node has started them or ever will."""
+        """All grants except the current one; no node has started them or ever will."""
         return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
 
     def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """True if src may have run this attempt. Records of earlier versions know the current grant and the last."""
+        """True if src may have run this attempt. Records of earlier versions have only the current grant and the
+        last."""
         record = task.record
         is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
         return is_current or Grant(attempt, src) in record.grants
 
     def _may_have(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """True if it is src's still, or may become so again (R11)."""
+        """True if src has this attempt, or may regain it (R11)."""
         record = task.record
         return attempt == record.attempt and src in (record.node, record.last_node)
 
@@ -310,11 +312,11 @@ class HomeHandoff:
         task.output_waits_because = ""
 
     def result_received(self, src: str, message: messages.Result) -> None:
-        """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
-        comes home before it is recorded.
+        """Handle RESULT: the first result of any granted attempt counts (R9), from the node of that grant; its output
+        is fetched before it is recorded.
 
-        Until then another attempt that holds the lease by now runs on, renewed: should the output never come, it is needed,
-        and its node is asked what has become of it."""
+        Until then another attempt that holds the lease runs on, with renewals: it is needed if the output never comes,
+        and its node is then queried."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.count(metrics.RESULTS_UNRECORDED)
@@ -332,7 +334,7 @@ class HomeHandoff:
             )
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
-            # It was given up, and revoked: that it was killed there is no result.
+            # It was given up as lost, and revoked: its kill there is no result.
             self._state.send(src, messages.ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
@@ -376,29 +378,29 @@ class HomeHandoff:
         task.enter(HomePhase.COLLECTING, collection=collection)
 
     def _why_over(self, task: HomeTask, message: messages.Result) -> str | None:
-        """Reason why the task is not tried again; "" if there was no reason to. None: the result does not end
-        the task, since the task is (or was by now) queued again: with more GPU memory, or as a retry after a
-        failure. That is durable before the result is acknowledged. A result that is repeated after that, or
-        of an attempt that was given up, is dropped."""
+        """Reason why the task is not retried; "" if no retry applied. None: the result does not end the task, because
+        the task is (or was meanwhile) queued again: with more GPU memory, or as a retry after a failure. That is
+        durable before the result is acknowledged. A result that is repeated later, or of an attempt that was given
+        up as lost, is dropped."""
         if not self.retries.concerns(task, message.exit):
             return ""
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
             return self.retries.again(task, message.exit) or None
         collected = task.collection.attempt if task.collection is not None else 0
         if task.phase is HomePhase.COLLECTING and message.attempt == collected:
-            return ""  # it has been decided that this is its result
+            return ""  # this was already accepted as its result
         self._state.count(metrics.RESULTS_UNRECORDED)
         return None
 
     def output_coming(self, event: OutputComing) -> None:
-        """Record how much of the output files has arrived, for those who ask."""
+        """Record how much of the output files has arrived, for status requests."""
         task = self._home.tasks.get(event.uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
         if task is not None and collection is not None and collection.attempt == event.attempt:
             task.collection = msgspec.structs.replace(collection, done_bytes=event.done_bytes)
 
     def output_arrived(self, event: OutputArrived) -> None:
-        """Record a result whose output is here, synced (D5), then acknowledge it."""
+        """Record a result whose output is here and synced (D5), then acknowledge it."""
         uid, attempt, error, missing = event.uid, event.attempt, event.error, event.missing
         task = self._home.tasks.get(uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
@@ -408,7 +410,7 @@ class HomeHandoff:
             self._state.count(metrics.OUTPUT_FETCHES_FAILED)
             failed_because = error[:UNCOLLECTED_CHARS_MAX]
             task.collection = msgspec.structs.replace(collection, failed_because=failed_because, done_bytes=0)
-            self._home.resume(task)  # it will be repeated, and fetched again
+            self._home.resume(task)  # the result will be repeated, and its output fetched again
             self.leases.resumed(task)
             return
         other = task.record.node
@@ -427,10 +429,10 @@ class HomeHandoff:
 
 
 DRIFT_MAX = 1 / 12
-"""Clocks of two machines are taken to differ in speed by less than this; a lease's grace is this part of it at least."""
-COMMITS_LOST = "the database has lost its last commits, and whether it was started since cannot be known"
+"""Assumed limit on the difference in speed of two machines' clocks; a lease's grace is at least this part of it."""
+COMMITS_LOST = "the database has lost its last commits, and it is not known whether the task was started since"
 AUTO_PART = 10.0
-"""A lease that grows with the work at stake is this part of the time that its task has run."""
+"""A growing lease (``lease_auto``) is the task's run time divided by this."""
 
 
 class HomeLeases:
@@ -442,14 +444,14 @@ class HomeLeases:
         self._lost_attempts = lost_attempts
         self._parking = parking
 
-    # -- how long ------------------------------------------------------------------------------------------------------
+    # -- durations -----------------------------------------------------------------------------------------------------
 
     def first_s(self, spec: TaskSpec) -> float:
         return spec.lease_s or self._state.config.lease_s
 
     def _renewal_s(self, task: HomeTask, renewal: messages.Renewal) -> float:
-        """The lease that a renewal grants: no more than is durable with the attempt, since a restarted home has to assume that it
-        was granted (R4). For a lease that grows that is doubled when it is reached."""
+        """The lease that a renewal grants, at most the durable one, because a restarted home assumes that this was
+        granted (R4). A growing lease that reaches the durable one doubles it."""
         longest_s = task.record.lease_s
         if not task.spec.lease_auto:
             return longest_s
@@ -460,7 +462,7 @@ class HomeLeases:
         return min(max(self.first_s(task.spec), wanted_s), longest_s)
 
     def extend(self, task: HomeTask, lease_s: float) -> None:
-        """The deadline moves, before the executor's may (R2); never back, as an earlier grant may have been longer."""
+        """Move the deadline, before the executor's moves (R2); never back, as an earlier grant may have been longer."""
         if task.record.parked_ts:
             return
         grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
@@ -468,20 +470,20 @@ class HomeLeases:
         lease.deadline_s = max(lease.deadline_s, self._state.now.boot_s + lease_s + grace_s)
         self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, timers.Lease(task.uid.hex()))
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def restored(self, task: HomeTask) -> None:
-        """A lease, or one lost sight of, found in the store at start: asks at once."""
+        """Query the node of a lease, or of an UNKNOWN task, that was in the store at start."""
         task.lease = GrantedLease(repeat_s=self._state.config.repeat_s)
         if task.phase is HomePhase.AWAY:
-            task.lease.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
+            task.lease.commits = 2  # the number before the restart is unknown, but not 0
             self.extend(task, task.record.lease_s)  # it may have been renewed just before (R4)
         self.ask(task)
 
     def commits_lost(self, queued: Sequence[HomeTask]) -> None:
-        """The database of this home has lost its last commits: a task that it knows as queued may have been started since.
-        One that may run once only is held. The others, and those that are queued again meanwhile, wait until no lease can
-        be left that was granted then."""
+        """Handle the loss of this database's last commits: a task that it has as queued may have been started since.
+        One that may run only once is held. Tasks that are queued again meanwhile wait until all leases granted by these
+        commits have expired."""
         config = self._state.config
         longest_s = config.lease_s
         for task in self._home.tasks.values():
@@ -494,7 +496,7 @@ class HomeLeases:
                 self._home.hold(task, COMMITS_LOST)
 
     def ask(self, task: HomeTask) -> None:
-        """Send QUERY to the node of a task that was not heard of. Every executor answers; it is sent less and less often."""
+        """Send QUERY to the node of a silent task, with increasing pauses. Every executor answers."""
         config = self._state.config
         if task.phase is HomePhase.AWAY:
             longest_s = config.repeat_s_max
@@ -509,8 +511,8 @@ class HomeLeases:
         self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
     def resumed(self, task: HomeTask) -> None:
-        """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
-        nothing, and its node will not say it twice: ask."""
+        """Resume after the output of an older attempt has not come. Reports about the current attempt were ignored
+        meanwhile, and its node does not repeat them: query it."""
         if task.phase is HomePhase.AWAY:
             self.extend(task, task.record.lease_s)
         if task.collection is not None and task.collection.attempt != task.record.attempt:  # else its node repeats it
@@ -522,7 +524,7 @@ class HomeLeases:
         self.ask(task)
 
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
-        """Set the timer that asks if two renewals are missed: a lease is renewed every quarter of it, and a RETURN or DIED may be lost."""
+        """Set the timer for a query after two missed renewals (one each quarter): a RETURN or DIED may be lost."""
         granted(task).repeat_s = self._state.config.repeat_s
         self._state.set_timer_in(lease_s / 2, timers.QueryDue(task.uid.hex()))
 
@@ -560,8 +562,8 @@ class HomeLeases:
         return messages.LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
 
     def send_priority(self, task: HomeTask) -> bool:
-        """Send the priority of a task to the node that has it and has not started it; with each renewal it is sent
-        again. → whether there is such a node."""
+        """Send the priority of a task to the node that has it and has not started it; each renewal repeats it.
+        → whether there is such a node."""
         if task.phase is not HomePhase.AWAY or task.running_at:
             return False
         record = task.record
@@ -570,36 +572,36 @@ class HomeLeases:
         return True
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
-        """True if src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
+        """True if src holds the current attempt; one given up as lost but not granted again is taken back (R11)."""
         record = task.record
         if attempt != record.attempt:
             return False
         match task.phase:
             case HomePhase.AWAY:
                 return record.node == src
-            case HomePhase.COLLECTING:  # an older attempt's result, which may never come
+            case HomePhase.COLLECTING:  # an older attempt's result, which may never arrive
                 is_collected = task.collection is not None and task.collection.attempt == attempt
                 return record.node == src and record.state is TaskState.LEASED and not is_collected
             case HomePhase.UNKNOWN:
                 is_back = src in (record.node, record.last_node)
             case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING | HomePhase.GATED:
                 is_back = record.last_node == src
-            case HomePhase.HELD:  # for nodes that went away, which this one did not
+            case HomePhase.HELD:  # held because nodes failed, but this node has not
                 is_back = record.last_node == src
                 if is_back and not self._home.mediator.may_regain_lease(task):
-                    is_back = False  # from now on nothing is believed of that attempt, which is revoked
+                    is_back = False  # the attempt is revoked, and its reports are ignored
                     self._home.become(task, record.reason, last_node="")
             case _:
                 is_back = False
         if is_back:
             lease_s = max(self.first_s(task.spec), record.lease_s)
-            self._home.take_back(task, src, f"{src} is back and still has it", lease_s)
+            self._home.take_back(task, src, f"{src} has returned and still has it", lease_s)
         return is_back
 
     # -- the end of leases ---------------------------------------------------------------------------------------------
 
     def ran_out(self, task: HomeTask) -> None:
-        """End a lease: the executor was not heard of for so long that it has frozen the task for sure."""
+        """Handle an expired lease: the executor was silent for so long that it has surely frozen the task."""
         if task.phase is not HomePhase.AWAY or task.record.parked_ts:
             return
         left_s = granted(task).deadline_s - self._state.now.boot_s
@@ -609,25 +611,25 @@ class HomeLeases:
             self._lost_attempts.expired(task)
 
     def machine_changed(self, identity: messages.Identity) -> None:
-        """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
+        """Handle a new machine boot id of a node: nothing that ran there before can be alive (R6)."""
         for task in self._home.at(identity.node):
             boot = task.record.machine_boot
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) and boot not in ("", identity.machine_boot):
                 self._lost_attempts.died(task, f"{identity.node} was rebooted")
 
     def peer_is_back(self, node: str) -> None:
-        """Ask a node that has started again, at once, what became of the tasks that it holds."""
+        """Query a node that has restarted about the tasks that it holds."""
         for task in self._home.at(node):
             self._ask_at_once(task)
 
     def peer_died(self, node: str) -> None:
-        """Handle a node that is called dead: no proof, but enough for tasks that asked for it (--fast)."""
+        """Handle a node that is declared dead: no proof, but enough for tasks that asked for it (--fast)."""
         for task in self._home.at(node):
             self._lost_attempts.declared_dead(task)
 
     def forgotten(self, node: str) -> int:
-        """A user asserts that the node is gone for good: proof for what is parked there (R12), and nobody is asked any
-        more about what is unknown. → how many tasks waited for it."""
+        """Handle a user's statement that the node is gone for good: proof for tasks parked there (R12), and the end of
+        queries about UNKNOWN tasks. → the number of tasks that waited for it."""
         tasks = [
             task
             for task in self._home.at(node)
@@ -638,13 +640,13 @@ class HomeLeases:
         return len(tasks)
 
     def ask_all(self) -> None:
-        """Query the executor of every task that is on another node, after this home's return."""
+        """Query the executors of all remote tasks after this home's return."""
         for node in list(self._home.elsewhere):
             self.peer_is_back(node)
 
 
 def granted(task: HomeTask) -> GrantedLease:
-    """The lease of a task that another node has, or had. Raises InvariantBroken if there was none."""
+    """The lease of a task that another node has or had. Raises InvariantBroken if there was none."""
     if task.lease is None:
         raise InvariantBroken(f"{task.task} is {task.phase} and was never leased", story=story(task))
     return task.lease
@@ -652,7 +654,7 @@ def granted(task: HomeTask) -> GrantedLease:
 
 class TaskParking:
     """Parking of tasks while their home is away, one object per node. ``is_away``: this home has left and grants
-    nothing until it is back."""
+    nothing until it returns."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
         self._state = state
@@ -661,7 +663,7 @@ class TaskParking:
         self.is_away = False
 
     def go_away(self, why: str) -> None:
-        """Park the tasks on other nodes that were heard of since this home's start. Leases at nodes that a user
+        """Park the tasks on other nodes that have reported since this home's start. Leases at nodes that a user
         declared gone simply expire."""
         self.is_away = True
         parked: dict[str, list[messages.Parking]] = {}
@@ -684,11 +686,11 @@ class TaskParking:
         self.is_away = False
 
     def is_answered(self, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
-        """True if a renewal of the current attempt is answered; it may be what ends PARKED."""
+        """True if a renewal of the current attempt gets an answer; it may end PARKED."""
         parked_ts = task.record.parked_ts
         if not parked_ts:
             return True
-        if renewal.ts <= parked_ts:  # said before this home went away
+        if renewal.ts <= parked_ts:  # sent before this home left
             self._state.count(metrics.RENEWALS_BEFORE_PARKING)
             return False
         if renewal.deadline_ts > parked_ts:
@@ -700,16 +702,16 @@ MANIFESTS_MAX = 1024
 HOLDERS_MAX = 64
 """Nodes that are remembered for each manifest."""
 BYTES_PER_S = 50e6
-"""The speed at which files come to a node, until one was seen."""
+"""Assumed transfer rate of files, before one was measured."""
 LEARNED_BYTES_MIN = 1 << 20
-"""Smaller transfers say nothing about the speed."""
+"""Smaller transfers do not measure the rate."""
 SAVED_S_MIN = 0.5
-"""Nobody is preferred for less."""
+"""Minimum saving for which a node is preferred."""
 
 
 class FileHolders:
-    """The nodes that have accepted tasks with files, by manifest, the latest first; it is memory alone. A node that has removed
-    them meanwhile costs another node one question, or itself the transfer that was to be saved."""
+    """The nodes that have accepted tasks with files, by manifest, the latest first; in memory only. If a node has
+    removed the files, another node loses one request, or it transfers them again."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -737,11 +739,11 @@ class FileHolders:
         return [node for node in reversed(known) if self._membership.is_usable(node)]
 
     def sources(self, task: HomeTask, node: str) -> tuple[str, ...]:
-        """Nodes from which this node may fetch the files, besides their home."""
+        """Other nodes than its home from which this node may fetch the files."""
         return tuple([other for other in self.nodes(task) if other != node][: messages.SOURCES_MAX])
 
     def saved_at(self, node: str, task: HomeTask) -> float:
-        """The seconds that this node saves, since it has the files of this task; 0 if it does not, or they are not worth it."""
+        """The seconds that this node saves by having the files of this task; 0 if that is none or too little."""
         files = task.spec.files
         return self.saved_s(task) if files is not None and node in self._nodes.get(files.manifest, ()) else 0.0
 
@@ -750,7 +752,7 @@ class FileHolders:
         return any(node in nodes for nodes in self._nodes.values())
 
     def saved_s(self, task: HomeTask) -> float:
-        """The seconds that a node saves which has the files; 0 if they are not worth a preference."""
+        """The seconds that a node with the files saves; 0 if that is too little for a preference."""
         size_bytes = task.spec.files.size_bytes if task.spec.files is not None else 0
         saved_s = size_bytes / self._bytes_per_s
         return saved_s if saved_s >= SAVED_S_MIN else 0.0

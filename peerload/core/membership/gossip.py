@@ -1,11 +1,11 @@
-"""Gossip: what this node believes of every other, how a word changes it, and what is passed on ([SWIM02], [LIFEGUARD17]).
+"""Gossip: this node's beliefs about every other node, how updates change them, and broadcast ([SWIM02], [LIFEGUARD17]).
 
-Of each node counts the weightiest word (`MembershipUpdate.weight`): a later run before an earlier, within a run a later word of
-the node about itself, and of words about the same the graver. So a node that is called dead only has to say that it is
-not. No clock is compared with another's, and the order in which words arrive makes no difference.
+Of each node counts the update of greatest weight (`MembershipUpdate.weight`): a later run before an earlier one; within
+a run, the node's later statement about itself; then the graver status. So a node that is declared dead only has to
+refute it. Clocks are never compared between nodes, and the order in which updates arrive makes no difference.
 
-The parts: `Detector` (probing), `AntiEntropy` (joining, exchanging everything, finding the lost again), and what they share
-(`gossip_state.py`). Datagrams come in by `handle`, exchanges over the peer link by `synced`, timers by `timer`.
+The parts: `Detector` (probing), `AntiEntropy` (joining, full exchanges, finding lost members), and their shared state
+(`gossip_state.py`). Datagrams enter through `handle`, full exchanges through `synced`, timers through `timer`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 PROBES_MAX = 64
-"""Probes in flight at a time; the follow-up of suspicions needs more than one."""
+"""Probes in flight at a time; checks of suspicions need more than one."""
 HELPED_MAX = 256
 """Pings in flight on behalf of others."""
 NACK_SHARE = 0.8
@@ -56,7 +56,7 @@ NACK_SHARE = 0.8
 
 
 class _Probe(msgspec.Struct, eq=False):
-    """A probe in flight. helpers: the nodes asked to probe indirectly, and whether they gave a sign of life."""
+    """A probe in flight. helpers: the nodes asked to probe indirectly, and whether each replied."""
 
     node: str
     started_s: float
@@ -64,14 +64,14 @@ class _Probe(msgspec.Struct, eq=False):
 
 
 class Detector:
-    """Probing: one member at a time is pinged, and those that answer nobody are suspected. ``suspect`` is called with one.
+    """Failure detector: pings one member at a time, and calls ``suspect`` for a member that answers no ping.
 
-    At every second turn it is the next on the ring of names: each node is probed by its neighbour every 2·probe_s whatever
-    chance does, and a loss waits no longer for its first probe. At the turns between it is the next of all, in an order
-    drawn anew for each round: however many are lost at once, somebody probes each of them.
+    Every second turn pings the next member on the ring of names: each node is probed by its neighbour every 2·probe_s
+    regardless of chance, so a failure is first probed within this time. The other turns take all members in a random
+    order that changes every round, so that some node probes each failed member, however many fail together.
 
-    A ping without an answer is followed by three helpers' pings and one over the peer link, where no datagram is lost. A
-    node that was not running itself draws no conclusions from answers it did not hear.
+    An unanswered ping is followed by pings of three helpers and one over the peer link, which loses no datagrams. A
+    node that was not running draws no conclusions from answers that it missed.
     """
 
     def __init__(self, shared: GossipState, suspect: Callable[[str], None]) -> None:
@@ -87,13 +87,13 @@ class Detector:
 
     @property
     def may_judge(self) -> bool:
-        """True if this node has run, and probed, since it last stood still."""
+        """True if this node has run and probed since its last pause."""
         return not self._is_stale
 
-    # -- whose turn it is ----------------------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start probing, at a random moment, so that nodes that start together do not probe in step."""
+        """Start probing at a random moment, so that nodes that start together do not probe in step."""
         shared = self._shared
         if not shared.is_armed(Kind.TURN):
             shared.arm(Kind.TURN, shared.preset.probe_s * shared.rng.random())
@@ -108,7 +108,7 @@ class Detector:
         self.probe(self._neighbour() if self._is_neighbours_turn else self._next())
 
     def _neighbour(self) -> str:
-        """The next on the ring, where names lie in the order of a checksum, so that racks are mixed."""
+        """The next member on the ring, where names are ordered by a checksum, so that racks are mixed."""
         shared = self._shared
         ring = shared.ring
         place = bisect_right(ring, ring_place(shared.core.node))
@@ -126,19 +126,19 @@ class Detector:
         return self._order.pop()
 
     def joined(self, node: str) -> None:
-        """A new member takes a random place in the rest of this round."""
+        """Put a new member at a random place in the rest of this round."""
         if node not in self._order:
             self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
 
     def gone(self, node: str) -> None:
-        """Remove a member from the ring."""
+        """Remove a member from the rest of this round."""
         if node in self._order:
             self._order.remove(node)
 
     # -- one probe -----------------------------------------------------------------------------------------------------
 
     def probe(self, node: str) -> None:
-        """Ping it, unless that is being done."""
+        """Ping a member, unless it is being pinged."""
         shared = self._shared
         if len(self._probes) >= PROBES_MAX or any(probe.node == node for probe in self._probes.values()):
             return
@@ -150,13 +150,13 @@ class Detector:
     def _ping(self, node: str, sequence: int, address: str = "") -> None:
         member = self._shared.members.get(node)
         ping = GossipPing(sequence, node)
-        if member is not None and member.rumour.standing:  # it is the first to hear what is said of it
+        if member is not None and member.rumour.standing:  # the suspect itself gets the suspicion first
             self._shared.send(node, ping, member.rumour, address=address, with_load=True)
         else:
             self._shared.send(node, ping, address=address, with_load=True)
 
     def unanswered(self, sequence: int) -> None:
-        """probe_timeout_s is over: others try, and the peer link."""
+        """Handle the end of probe_timeout_s: probe through helpers and over the peer link."""
         probe = self._probes.get(sequence)
         if probe is None:
             return
@@ -192,12 +192,12 @@ class Detector:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def pinged(self, src: str, ping: GossipPing, address: str) -> None:
-        """Answer, if it is this node that is meant."""
+        """Answer a ping that is meant for this node."""
         if ping.to == self._shared.core.node:
             self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
     def acked(self, src: str, sequence: int, *, over_link: bool = False) -> None:
-        """Handle an acknowledgement of a member, to this node or to a helper, or over its link."""
+        """Handle an acknowledgement from a member, to this node or to a helper, or over its link."""
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
@@ -239,13 +239,13 @@ class Detector:
         shared.arm(Kind.NACK, shared.preset.probe_timeout_s * NACK_SHARE, str(self._sequence))
 
     def ack_missing(self, sequence: int) -> None:
-        """Tell the asker by a nack that no ack has come; one that comes later is still passed on."""
+        """Send the requester a nack because no ack has come; a later ack is still forwarded."""
         helped = self._helped.get(sequence)
         if helped is not None:
             asker, address, asked = helped
             self._shared.send(asker, GossipNack(asked), address=address)
 
-    # -- standing still ------------------------------------------------------------------------------------------------
+    # -- pauses of this node -------------------------------------------------------------------------------------------
 
     def stalled(self) -> None:
         """Handle a pause of this node itself: missing answers during the pause prove nothing."""
@@ -266,17 +266,17 @@ def ring_place(node: str) -> tuple[int, str]:
 
 
 SCALED_ABOVE = 32
-"""Members above which everything is exchanged less often."""
+"""Number of members above which full exchanges are less frequent."""
 JITTER = 0.1
-"""Exchanges come at sync_s ± this share, so that nodes that start together do not beat together."""
+"""Full exchanges come at sync_s ± this share, so that nodes that start together do not stay in step."""
 
 
 class AntiEntropy:
-    """Joining, exchanging everything with one member now and then, and finding lost members again, for ever.
+    """Joining, occasional full exchange with one member, and endless search for lost members.
 
-    Datagrams go to the living only. So whoever was called dead, rightly or since the network had split, would stay dead for
-    ever if nobody tried: each node goes on trying its lost members, the members of its last start and its seeds, all
-    together about once in `reconnect_s` for each that is lost.
+    Datagrams go only to members that are alive. So a node that was declared dead, rightly or after a network partition,
+    would stay dead if no node contacted it. Each node therefore keeps contacting its lost members, the members of its
+    last start and its seeds: one of them at a time, about once in `reconnect_s` for each lost one in the whole cluster.
 
     ``everything``: makes a `Sync`. known: members of earlier starts not met yet; seeds: addresses to try.
     """
@@ -289,10 +289,10 @@ class AntiEntropy:
         self.seeds: tuple[str, ...] = ()
         self._join_s = shared.preset.join_s
         self._share = 1.0
-        """The share of all members that was lost when the next try was set."""
+        """The share of lost members when the next attempt was scheduled."""
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
-        """Take in the members that the agent remembers, and try some of them at once."""
+        """Add the members that the agent remembers, and contact some of them immediately."""
         for identity in known:
             self.learn(identity)
         self.seeds = tuple(seeds)
@@ -301,7 +301,7 @@ class AntiEntropy:
             self._look_again()
 
     def learn(self, identity: Identity) -> None:
-        """A node that may be there."""
+        """Remember a node that may be a member."""
         shared = self._shared
         is_new = identity.node not in shared.members and identity.node != shared.core.node
         if is_new and identity.address and len(self.known) < shared.core.config.peers_max:
@@ -344,7 +344,7 @@ class AntiEntropy:
     # -- joining -------------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        """Try a few members that may be there, as long as none is known to be."""
+        """Contact a few possible members, as long as no member is known to be alive."""
         shared = self._shared
         if shared.there:
             self._join_s = shared.preset.join_s
@@ -357,7 +357,7 @@ class AntiEntropy:
         shared.arm(Kind.JOIN, self._join_s)
         self._join_s = min(self._join_s * 2.0, shared.preset.reconnect_s)
 
-    # -- exchanging everything -----------------------------------------------------------------------------------------
+    # -- full exchange -------------------------------------------------------------------------------------------------
 
     def _arm_sync(self) -> None:
         shared = self._shared
@@ -365,7 +365,7 @@ class AntiEntropy:
         shared.arm(Kind.SYNC, shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
 
     def _sync(self) -> None:
-        """Exchange everything with a member that could be reached the last time, and try one of those that could not."""
+        """Exchange everything with a member that was last reachable, and contact one that was not."""
         shared, members = self._shared, self._shared.members
         self.bury()
         alive = [node for node in shared.there if members[node].rumour.standing is MemberStatus.ALIVE]
@@ -377,7 +377,7 @@ class AntiEntropy:
             self._arm_sync()
 
     def bury(self) -> None:
-        """Forget those that left long ago, and drop the tombstones of those that were forgotten long ago."""
+        """Forget members that left long ago, and drop tombstones that are old."""
         shared = self._shared
         left_until_s = shared.now_s - shared.preset.left_s
         kept_until_s = shared.now_s - shared.preset.tombstone_s
@@ -388,10 +388,10 @@ class AntiEntropy:
             if member.rumour.standing is MemberStatus.FORGOTTEN and member.since_s < kept_until_s:
                 del shared.members[node]
 
-    # -- the lost ------------------------------------------------------------------------------------------------------
+    # -- lost members --------------------------------------------------------------------------------------------------
 
     def _lost(self) -> list[Identity | str]:
-        """Members called dead, members of earlier starts not heard of since, seeds where nobody known is alive."""
+        """Dead members, members of earlier starts not met since, and seeds without a live member at their address."""
         members = self._shared.members.values()
         addresses = {member.rumour.address for member in members if member.is_there}
         dead = [identity_of(member.rumour) for member in members if member.rumour.standing is MemberStatus.DEAD]
@@ -399,15 +399,15 @@ class AntiEntropy:
         return [*dead, *self.known.values(), *seeds]
 
     def _count_lost(self) -> int:
-        """The number of nodes in `_lost`: this is asked at every death, of which there may be many at once."""
+        """The length of `_lost`: needed at every death, of which there may be many together."""
         members = self._shared.members.values()
         dead = sum(member.rumour.standing is MemberStatus.DEAD for member in members)
         there = {member.rumour.address for member in members if member.is_there} if self.seeds else ()
         return dead + len(self.known) + sum(address not in there for address in self.seeds)
 
     def _look_again(self) -> None:
-        """Set when one of the lost is tried next. Members of a half that was cut off are called dead one after the other:
-        what is left of the time then shrinks as their share grows, or the first of them alone would say how long it is."""
+        """Schedule the next contact with a lost member. After a partition members die one after the other: as their
+        share grows, the remaining time shrinks; otherwise the first death alone would determine it."""
         shared = self._shared
         left_s = shared.left_s(Kind.AGAIN)
         lost = self._count_lost()
@@ -440,7 +440,7 @@ class AntiEntropy:
         actions.append(Dial(one))
         member = self._shared.members.get(one.node)
         if member is not None:
-            self._shared.send(one.node, member.rumour)  # if it is there, it says so
+            self._shared.send(one.node, member.rumour)  # if it is alive, it refutes this
             self._exchange(one.node)
 
 
@@ -450,20 +450,20 @@ def identity_of(rumour: MembershipUpdate) -> Identity:
 
 GONE = (MemberStatus.DEAD, MemberStatus.LEFT, MemberStatus.FORGOTTEN)
 FORGOTTEN_AHEAD = 1 << 20
-"""Lead of a tombstone's refutation number over the known one: members that heard later of that run bring it back no more than
-others, and the node itself can still object."""
+"""Lead of a tombstone's refutation number over the known one: later updates of other members about this run cannot
+revive it, but the node itself can still refute."""
 LEAVE_TOLD_MAX = 16
-"""Members that a node tells itself that it leaves; they tell the others."""
+"""Members that a leaving node notifies itself; they notify the others."""
 WARN_S = 1.0
-"""Shortest interval, in s, at which a node that sends although it is declared dead is notified of that."""
+"""Minimum interval, in s, between notices to a node that sends although it is declared dead."""
 EPSILON_S = 1e-6
-"""Instants are sums of floats."""
+"""Tolerance in s: instants are sums of floats."""
 CLASH_S = 10.0
-"""A node whose name another run carries with a greater number counts on from there at most this often."""
+"""Minimum interval, in s, at which a node continues after the greater number of another run under its name."""
 
 
 class Gossip:
-    """The gossip of one node. ``listener``: whom it tells what it has heard."""
+    """The gossip of one node. ``listener``: is notified of what changes."""
 
     def __init__(self, state: CoreState, listener: GossipListener) -> None:
         self._listener = listener
@@ -486,7 +486,7 @@ class Gossip:
         return msgspec.structs.replace(rumour, standing=MemberStatus.LEFT) if self._is_leaving else rumour
 
     def announce_change(self, *, grave: bool = False) -> None:
-        """Something about this node has changed: say so."""
+        """Broadcast a change of this node."""
         self.refutation += 1
         self.pass_on(self.own, grave=grave)
 
@@ -497,8 +497,7 @@ class Gossip:
             self.shared.send(node, self.own)
 
     def sleep(self) -> None:
-        """Announce that this machine is about to be suspended, also over the links, where nothing is lost. Members pass
-        it on."""
+        """Announce that this machine is about to be suspended, also over the reliable links. Members pass it on."""
         self._is_asleep = True
         self.refutation += 1
         for node in self.shared.draw(LEAVE_TOLD_MAX):
@@ -517,10 +516,10 @@ class Gossip:
         if self.shared.there:
             self._pass_on_load(Load.of(self.shared.core.node, report, is_news=True))
 
-    # -- what is said of others ----------------------------------------------------------------------------------------
+    # -- updates about others ------------------------------------------------------------------------------------------
 
     def update_received(self, rumour: MembershipUpdate, src: str, *, spread: bool = True) -> bool:
-        """Handle an update → True if it is news. src: the member that passed it on; spread: pass it on further."""
+        """Handle an update → True if it is new. src: the member that passed it on; spread: pass it on further."""
         if rumour.node == self.shared.core.node:
             self._about_this_node(rumour, src)
             return False
@@ -547,13 +546,12 @@ class Gossip:
                 member.since_s = self.shared.now_s - age_s
             self._believe(member, was, now, src)
             age_s = 0.0
-        if spread and age_s < self.shared.preset.sync_s:  # what is old and new here only is known elsewhere
+        if spread and age_s < self.shared.preset.sync_s:  # others already know an old update that is new only here
             self.pass_on(member.rumour)
         return True
 
     def _admits(self, rumour: MembershipUpdate) -> bool:
-        """True if one more member may be kept. Names of those that are gone for good are kept only while there is room, and
-        make it for whoever comes: the longest known first."""
+        """True if one more member may be kept. The oldest tombstone is dropped for a new member if space is short."""
         shared = self.shared
         is_gone = rumour.standing is MemberStatus.FORGOTTEN
         if not is_gone and not self._listener.has_room_for_member():
@@ -593,15 +591,15 @@ class Gossip:
         self._listener.member_changed(was, now, src)
 
     def _follow_up(self, rumour: MembershipUpdate) -> None:
-        """Follow up on a suspicion of others: perhaps confirm it, or else send it to the suspect, which can
-        refute it."""
+        """Follow up on a suspicion by others: with some probability, probe the suspect. It gets the suspicion with the
+        ping and can refute it."""
         shared = self.shared
         chance = shared.preset.corroborators / max(shared.size - 2, 1)
         if shared.core.node not in rumour.by and shared.rng.random() < chance:
             self.detector.probe(rumour.node)
 
     def _unheard(self, node: str) -> None:
-        """A probe of it has failed."""
+        """Suspect a member after a failed probe."""
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             accusers = (*member.rumour.by, self.shared.core.node)
@@ -616,7 +614,7 @@ class Gossip:
             self.shared.arm(Kind.SUSPECT, max(over_s - self.shared.now_s, 0.0), rumour.node)
 
     def _unrefuted(self, node: str) -> None:
-        """Declare a suspect dead whose time is over, unless its suspicion was prolonged meanwhile."""
+        """Declare a suspect dead after its timeout, unless its suspicion was prolonged meanwhile."""
         shared, member = self.shared, self.shared.members.get(node)
         if member is None or member.suspicion is None:
             return
@@ -632,7 +630,7 @@ class Gossip:
             )
 
     def forget(self, node: str) -> bool:
-        """Declare a member gone for good: broadcast that, and stop probing it. False if it is not known."""
+        """Declare a member gone for good: broadcast that, and stop probing it. False if it is unknown."""
         member, of_earlier_start = self.shared.members.get(node), self.anti_entropy.known.pop(node, None)
         if member is not None and member.rumour.standing is not MemberStatus.FORGOTTEN:
             rumour = member.rumour
@@ -646,7 +644,7 @@ class Gossip:
         return self.update_received(gone, "") or of_earlier_start is not None
 
     def drop(self, node: str) -> None:
-        """Think no more of a member that is gone."""
+        """Remove a member that is gone from memory."""
         shared = self.shared
         if shared.members.pop(node, None) is not None:
             shared.disarm(Kind.SUSPECT, node)
@@ -663,7 +661,7 @@ class Gossip:
             self.shared.core.count(metrics.GOSSIP_INCARNATIONS_TOO_GREAT)
             return
         if rumour.weight <= own.weight:
-            if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
+            if rumour.boot == own.boot and rumour.standing:  # that node did not receive the refutation
                 self.shared.send(src, own)
             return
         if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
@@ -672,7 +670,7 @@ class Gossip:
             self.refutation = rumour.refutation
         elif self.shared.now_s - self._raised_s < CLASH_S:
             return
-        else:  # an earlier run, of a database that was lost or put back since; or another agent of this name
+        else:  # an earlier run, whose database was lost or replaced by a copy; or another agent of this name
             self.shared.core.count(metrics.INCARNATIONS_RAISED)
             self._raised_s = self.shared.now_s
             self.shared.core.advance_incarnation(rumour.incarnation, is_copy=rumour.store == own.store)
@@ -682,10 +680,10 @@ class Gossip:
             if node in self.shared.members:
                 self.shared.send(node, self.own)
 
-    # -- passing on ----------------------------------------------------------------------------------------------------
+    # -- broadcast -----------------------------------------------------------------------------------------------------
 
     def pass_on(self, rumour: MembershipUpdate, *, grave: bool = False) -> None:
-        """Let everybody know."""
+        """Broadcast an update."""
         self.shared.news.put(rumour, grave=grave)
         self._spread_soon()
 
@@ -695,7 +693,7 @@ class Gossip:
             shared.arm(Kind.SPREAD, shared.preset.spread_s * shared.rng.random())
 
     def _spread(self) -> None:
-        """Run one gossip round: send news to a few members. No round follows once all news has been sent
+        """Run one gossip round: send updates to a few members. No round follows once all updates were sent
         often enough."""
         if unheard := self.shared.draw_unheard():
             self.shared.send(unheard, counts=False)
@@ -705,7 +703,7 @@ class Gossip:
             self.shared.arm(Kind.SPREAD, self.shared.preset.spread_s)
 
     def _pass_on_load(self, load: Load) -> None:
-        """Piggyback a load on other datagrams; what is left after load_s has one of its own."""
+        """Piggyback a load on other datagrams; after load_s the remaining loads get their own."""
         self.shared.news.put_load(load)
         if not self.shared.is_armed(Kind.LOADS):
             self.shared.arm(Kind.LOADS, self.shared.preset.load_s)
@@ -726,7 +724,7 @@ class Gossip:
             self.detector.stalled()
 
     def _received(self, event: GossipReceived) -> None:
-        """A datagram of another node."""
+        """Handle a datagram of another node."""
         shared, src = self.shared, event.src
         if event.protocol_min > PROTOCOL_MAX or event.protocol_max < PROTOCOL_MIN:
             shared.core.count(metrics.GOSSIP_OTHER_VERSION)
@@ -743,9 +741,9 @@ class Gossip:
             self._message_received(src, message, event.address, is_current=is_current)
 
     def _message_received(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
-        """Handle one message. ``is_current``: the sender's start is the one that this node believes in."""
+        """Handle one message. ``is_current``: it is from the sender's run that this node knows."""
         match message:
-            case Load():  # the frequent ones first
+            case Load():  # the most frequent first
                 self._load_told(message, src)
             case GossipPing():
                 self.detector.pinged(src, message, address)
@@ -773,7 +771,7 @@ class Gossip:
             self._spoke(member, over_link=True)
 
     def _spoke(self, member: GossipMember, *, over_link: bool) -> None:
-        """Record a message of a member's current run; one that is declared dead is told so."""
+        """Record a message of a member's current run; a member that is declared dead is notified."""
         shared = self.shared
         if member.rumour.standing is MemberStatus.ALIVE or shared.now_s - member.warned_s < WARN_S:
             return
@@ -784,8 +782,8 @@ class Gossip:
             shared.send(member.rumour.node, member.rumour)
 
     def synced(self, src: str, sync: Sync) -> None:
-        """Handle a full exchange from a member over the peer link. It is answered with another if the member asks for
-        that, or is wrong about this node."""
+        """Handle a full exchange from a member over the peer link. It is answered with another if the member requests
+        it or is wrong about this node."""
         before = self.refutation, self.shared.core.identity.incarnation
         if src in self.shared.members:
             self.shared.members[src].is_cut_off = False
@@ -799,7 +797,7 @@ class Gossip:
             self.shared.core.send(src, Sync((self.own,)))
 
     def everything(self, *, asks: bool) -> Sync:
-        """Full exchange: all that this node knows of the members, each with its age."""
+        """Full exchange: all known members, each with its age."""
         now_s = self.shared.now_s
         rumours = [
             msgspec.structs.replace(member.rumour, age_s=max(now_s - member.since_s, 0.0))
@@ -808,19 +806,19 @@ class Gossip:
         return Sync((self.own, *rumours[: RUMOURS_MAX - 1]), tuple(islice(self._listener.loads(), RUMOURS_MAX)), asks)
 
     def unreachable(self, node: str) -> None:
-        """The link to a member broke, or could not be made: see at once whether it is there."""
+        """Probe a member whose link broke or could not be made."""
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             self.detector.probe(node)
 
     def cut_off(self, node: str) -> None:
-        """A message to a member could not be sent over a link."""
+        """Record that a message to a member could not be sent over a link."""
         member = self.shared.members.get(node)
         if member is not None:
             member.is_cut_off = True
 
     def timer(self, kind: Kind, subject: str) -> None:
-        """Handle one of the timers that were armed."""
+        """Handle one of the timers that were set."""
         late_s = self.shared.expired_s(kind, subject)
         if late_s is None:
             return
@@ -846,7 +844,7 @@ class Gossip:
 
 
 def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:
-    """Update by which a node declares itself alive."""
+    """Update in which a node declares itself alive."""
     return MembershipUpdate(
         identity.node,
         identity.boot,

@@ -1,6 +1,5 @@
-"""State that the parts of gossip share: members with their suspicions, the broadcast queue, this node's health, and timers that
-know how late they are ([SWIM02], [LIFEGUARD17]).
-"""
+"""Shared state of gossip: members with their suspicions, the broadcast queue, this node's health, and timers that
+measure their own delay ([SWIM02], [LIFEGUARD17])."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ GRAVE, PRESENCE, LOADS = range(3)
 
 
 class _News:
-    """A piece of news to spread. urgency: GRAVE, PRESENCE or LOADS; sent: number of datagrams that carried it."""
+    """An update in the broadcast queue. urgency: GRAVE, PRESENCE or LOADS; sent: number of its datagrams."""
 
     __slots__ = ("bytes", "message", "number", "sent", "urgency")
 
@@ -44,20 +43,19 @@ class _News:
 
 
 def transmissions(mult: int, members: int) -> int:
-    """The number of times that each node sends each update: mult · max(2, ceil(log10(n + 1))); as often among a few as among
-    99, since what answers pings tells the same few again and again."""
+    """The number of times that each node sends each update: mult · max(2, ceil(log10(n + 1))). Few members get as many
+    as 99, since ping answers reach the same few members again and again."""
     return mult * max(math.ceil(math.log10(members + 1)), 2)
 
 
 class BroadcastQueue:
-    """Broadcast queue: membership updates that are still to be passed on, what is sent next, how often, and when that is
-    enough.
+    """Broadcast queue: membership updates still to be sent, in which order, and how often.
 
-    News rides on every datagram that is sent anyway; while there is any, rounds of datagrams are sent for its sake. Of each
-    member only the newest is kept. What concerns life and death goes first, then who is there, then loads; among those,
-    what was sent least ([SWIM02] section 4.1). Size: one piece of news and one load per member at most.
+    Updates ride on every datagram that is sent anyway; while there are any, extra rounds of datagrams are sent for
+    them. For each member only the newest is kept. Updates about life and death go first, then presence, then loads;
+    among these, the least sent ([SWIM02] section 4.1). Size: at most one update and one load for each member.
 
-    rumours, loads: how many of each there are. ``mult``, ``loads_max``: of the preset.
+    rumours, loads: the number of each. ``mult``, ``loads_max``: of the preset.
     """
 
     def __init__(self, mult: int, loads_max: int) -> None:
@@ -69,12 +67,12 @@ class BroadcastQueue:
         self._number = 0
 
     def put(self, rumour: MembershipUpdate, *, grave: bool = False) -> None:
-        """Queue the newest update about a member. ``grave``: it goes first whatever it says."""
+        """Queue the newest update about a member. ``grave``: it goes first, whatever its content."""
         grave = grave or rumour.standing in (MemberStatus.SUSPECT, MemberStatus.DEAD)
         self._put((True, rumour.node), rumour, GRAVE if grave else PRESENCE)
 
     def put_load(self, load: Load) -> None:
-        """The newest load of a member."""
+        """Queue the newest load of a member."""
         self._put((False, load.node), load, LOADS)
 
     def _put(self, key: tuple[bool, str], message: GossipMessage, urgency: int) -> None:
@@ -99,8 +97,8 @@ class BroadcastQueue:
         self._drop((False, node))
 
     def take(self, room: Iterable[GossipMessage], members: int, *, counts: bool = True) -> list[GossipMessage]:
-        """Take the updates for a datagram that already has ``room`` taken by these; each ``counts`` as sent once more.
-        members: n, on which depends what was sent often enough."""
+        """Take the updates for a datagram that already contains the messages ``room``; ``counts``: each counts as sent
+        once more. members: n, which determines how often is enough."""
         taken = list(room)
         if not self._news:
             return taken
@@ -126,12 +124,12 @@ class BroadcastQueue:
 
 
 def suspicion_s(preset: GossipPreset, members: int) -> float:
-    """The least time, for n members alive."""
+    """The minimum suspicion timeout, for n members alive."""
     return preset.suspicion_mult * max(1.0, math.log10(max(members, 1))) * preset.probe_s
 
 
 class Suspicion:
-    """Suspicion of one member since ``started_s``: how long it may refute. The more members confirm it, the shorter
+    """Suspicion of one member since ``started_s``: its timeout for a refutation, which shrinks with each confirmation
     ([LIFEGUARD17] section 4.2). members: n at that time."""
 
     __slots__ = ("_longest_s", "_shortest_s", "_wanted", "started_s")
@@ -152,7 +150,7 @@ class Suspicion:
 
 
 class LocalHealth:
-    """Local health: how far this node may trust its own judgement. A slow node sees slow answers everywhere. It
+    """Local health: how far this node may trust its own judgement. A slow node finds all answers slow. It
     counts the delays that only its own slowness explains, and stretches timeouts in proportion. score: 0
     (healthy) … the preset's health_max; factor: multiplier of timeouts."""
 
@@ -172,20 +170,20 @@ class LocalHealth:
         self.score = max(self.score - 1, 0)
 
     def worse(self, by: int = 1) -> None:
-        """A helper gave no sign of life, a suspicion had to be refuted, or this node did not run for a while."""
+        """A helper did not reply, a suspicion had to be refuted, or this node did not run for a while."""
         self.score = min(self.score + by, self._score_max)
 
 
 UNHEARD_MAX = 2
-"""Probes of a member in a row without an answer of its own, from which on no datagrams are taken to pass: one may be lost."""
+"""Consecutive probes of a member without its own answer after which its datagrams count as blocked: one may be lost."""
 
 
 class GossipMember(msgspec.Struct, eq=False):
-    """Belief about another node. since_s: boot time since when.
+    """Belief about another node. since_s: boot time of its last change.
 
-    unheard: number of its last probes that were answered through others or over its link, with no datagram of it since;
-    helper: the member through which the last of them was answered; is_cut_off: a message to it could not be sent over a
-    link, and no link was made, and no exchange came from it, since.
+    unheard: number of its last probes that were answered only through others or over its link, with no datagram of it
+    since; helper: the member through which the last of these was answered; is_cut_off: a message to it could not be
+    sent over a link, and neither a link nor an exchange followed.
     """
 
     rumour: MembershipUpdate
@@ -199,7 +197,7 @@ class GossipMember(msgspec.Struct, eq=False):
 
     @property
     def is_there(self) -> bool:
-        """Alive, or suspected and not given up yet: it is probed, and told the news."""
+        """True if alive or suspected: it is probed, and receives updates."""
         return self.rumour.standing <= MemberStatus.SUSPECT
 
     @property
@@ -209,29 +207,29 @@ class GossipMember(msgspec.Struct, eq=False):
 
 
 class GossipListener(Protocol):
-    """Calls of gossip to the machine that keeps the peers."""
+    """Calls from gossip to the machine that keeps the peers."""
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str, /) -> None:
-        """A member is believed to be ``now``; ``was``: before, None if nothing was; ``src`` said so."""
+        """The belief about a member changes from ``was`` (None: it was unknown) to ``now``; ``src`` sent the update."""
 
     def member_forgotten(self, node: str, /) -> None:
-        """A member that left long ago is listed no more."""
+        """A member that left long ago is no longer listed."""
 
     def has_room_for_member(self) -> bool:
         """True if one more member may be kept."""
 
     def load_heard(self, load: Load, src: str, /) -> bool:
-        """Handle a load that src passed on. → True if it is news."""
+        """Handle a load that src passed on. → True if it is new."""
 
     def loads(self) -> Iterable[Load]:
-        """The newest loads known, for members that are new."""
+        """The newest known loads, for new members."""
 
     def own_load(self) -> LoadReport | None:
-        """The load that this node reports now; None: it reports none."""
+        """The load that this node reports now; None if it reports none."""
 
 
 class GossipState:
-    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw."""
+    """members: by name, without this node. rng: gossip's own, so that its draws do not change those of the policies."""
 
     def __init__(self, state: CoreState, listener: GossipListener) -> None:
         self.core = state
@@ -251,7 +249,7 @@ class GossipState:
         """CLOCK_BOOTTIME."""
         return self.core.now.boot_s
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     @property
     def there(self) -> Sequence[str]:
@@ -262,11 +260,11 @@ class GossipState:
 
     @property
     def size(self) -> int:
-        """n: those, and this node."""
+        """n: the members alive or suspected, and this node."""
         return len(self.there) + 1
 
     def changed(self) -> None:
-        """The standing of a member has changed."""
+        """Clear caches after the status of a member has changed."""
         self._there = self._heard = self._ring = None
 
     def heard(self, member: GossipMember) -> None:
@@ -276,15 +274,15 @@ class GossipState:
             self._heard = None
 
     def unheard(self, member: GossipMember, helper: str) -> None:
-        """Record that a probe of a member was answered through a helper, or over its link ("")."""
+        """Record that a probe of a member was answered only through a helper, or over its link ("")."""
         member.unheard += 1
         member.helper = helper or member.helper
         self._heard = None
 
     @property
     def ring(self) -> Sequence[tuple[int, str]]:
-        """The names of the members that are alive and not suspected, in the order of `ring_place`; if there is none, of
-        the suspects."""
+        """The names of the members that are alive and not suspected, in the order of `ring_place`; if there are none,
+        of the suspects."""
         if self._ring is None:
             alive = [name for name in self.there if self.members[name].rumour.standing is MemberStatus.ALIVE]
             self._ring = tuple(sorted((crc32(name.encode()), name) for name in alive or self.there))
@@ -292,21 +290,21 @@ class GossipState:
 
     @property
     def heard_from(self) -> Sequence[str]:
-        """The names of the members whose datagrams come here, as far as is known."""
+        """The names of the members whose datagrams arrive here, as far as known."""
         if self._heard is None:
             self._heard = tuple(name for name in self.there if self.members[name].unheard < UNHEARD_MAX)
         return self._heard
 
     def draw(self, count: int, without: str = "") -> list[str]:
-        """A random sample of members, smaller if there are not so many. Members whose datagrams do not come here are drawn
-        only if there are no others: between some nodes none pass (IPv4 and IPv6), and news sent there would be lost."""
+        """A random sample of members, smaller if there are too few. Members whose datagrams do not arrive here are
+        drawn only if there are no others: between some nodes none pass (IPv4 and IPv6), and updates would be lost."""
         names = [name for name in self.heard_from if name != without]
         names = names or [name for name in self.there if name != without]
         return self.rng.sample(names, min(count, len(names)))
 
     def draw_unheard(self) -> str:
-        """A random one of the members that `draw` leaves out; "" if it leaves out none. It may hear what is sent there, and only
-        its own datagrams are lost."""
+        """A random member of those that `draw` leaves out; "" if there is none. It may receive datagrams, and only its
+        own may be lost."""
         if len(self.heard_from) in (0, len(self.there)):
             return ""
         return self.rng.choice([name for name in self.there if self.members[name].unheard >= UNHEARD_MAX])
@@ -316,8 +314,8 @@ class GossipState:
     def send(
         self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False, counts: bool = True
     ) -> None:
-        """Send one datagram to a node, filled up with news. ``address``: destination, if it is not the
-        member's known address; counts: news counts as sent."""
+        """Send one datagram to a node, filled up with updates. ``address``: destination, if it is not the
+        member's known address; counts: the updates count as sent."""
         if not address and node in self.members:
             address = self.members[node].rumour.address
         if not address:
@@ -335,7 +333,7 @@ class GossipState:
     # -- timers --------------------------------------------------------------------------------------------------------
 
     def arm(self, kind: timers.GossipTimerKind, seconds: float, subject: str = "") -> None:
-        """Set a timer; replaces the same one."""
+        """Set a timer; replaces the same timer."""
         self._due_s[(kind, subject)] = self.now_s + seconds
         self.core.set_timer_in(seconds, timers.GossipDue(kind, subject))
 
@@ -352,6 +350,6 @@ class GossipState:
         return None if due_s is None else max(due_s - self.now_s, 0.0)
 
     def expired_s(self, kind: timers.GossipTimerKind, subject: str) -> float | None:
-        """Seconds by which the timer that has just expired was late; None if it is not set any more."""
+        """Delay in seconds of the timer that has just expired; None if it is no longer set."""
         due_s = self._due_s.pop((kind, subject), None)
         return None if due_s is None else self.now_s - due_s

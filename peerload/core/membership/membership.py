@@ -1,10 +1,10 @@
 """Membership: the peers this node knows, their profiles and newest reports, for the rest of the core.
 
-Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
-or called dead; no task is ever taken back because of it.
+Gossip (`gossip.py`) detects which nodes are alive. Its results are advice: probes and offers to suspected or dead nodes
+stop; no task is ever taken back because of them.
 
-Peers become known one by one (`meet`, and by gossip), or all at once through a shared `Directory` (`meet_all`): then there
-is no gossip, and nothing is kept here of those of whom nothing else was heard.
+Peers become known one by one (`meet`, and by gossip), or all together through a shared `Directory` (`meet_all`): then
+there is no gossip, and a peer is stored here only once its own messages arrive.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ if TYPE_CHECKING:
 
 
 AHEAD_MAX = 1000
-"""Bound on reports about a node by others: one that is further ahead of a report by the node itself is replaced by
-that."""
+"""Bound on how far reports about a node by others may be ahead of its own report; beyond it, its own replaces them."""
 
 
 class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
-    """A report and the boot time when it came; by_itself: from the node that it is about."""
+    """A report and the boot time of its arrival; by_itself: sent by the node that it is about."""
 
     report: LoadReport
     at_s: float
@@ -65,7 +64,7 @@ class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
 
     def is_superseded_by(self, other: ReceivedReport, incarnation: int) -> bool:
         """True if ``other`` replaces this report: the newest (incarnation, sequence) wins, but reports by others never
-        keep the node's own out for long. incarnation: that of the node's current run."""
+        block the node's own for long. incarnation: of the node's current run."""
         mine, its = self.report, other.report
         if its.incarnation == mine.incarnation:
             if its.sequence > mine.sequence:
@@ -78,7 +77,7 @@ class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
 
 
 ELIGIBLE_KEPT_MAX = 1024
-"""Distinct needs whose eligible nodes are remembered."""
+"""Distinct needs whose eligible nodes are cached."""
 
 
 class NamesWithout(Sequence[str]):
@@ -119,7 +118,7 @@ class NamesWithout(Sequence[str]):
 
 
 CHANGES_KEPT_MAX = 1024
-"""Changes of a table of reports that are remembered, for what follows it."""
+"""Changes of a table of reports that are remembered, for caches that follow it."""
 
 
 class NamesThat(Sequence[str]):
@@ -171,8 +170,8 @@ def _besides(nodes: Iterable[str], *names: Container[str]) -> Iterator[str]:
 
 
 class ReportTable:
-    """The newest report of each peer, in the order in which they came, and the names of those that accept and that give by it.
-    oldest_s: none of them came before that; changed: the names whose reports have changed last, of ``changes`` in all."""
+    """The newest report of each peer, in the order of arrival, and the names of peers that accept tasks and that give
+    tasks. oldest_s: lower bound on their arrival; changed: names of the last changed reports; changes: count of all."""
 
     __slots__ = ("accepting", "by_name", "changed", "changes", "giving", "oldest_s")
 
@@ -185,7 +184,7 @@ class ReportTable:
         self.changes = 0
 
     def put(self, node: str, received: ReceivedReport) -> None:
-        self.by_name.pop(node, None)  # so that the first is the one that came longest ago
+        self.by_name.pop(node, None)  # so that the oldest arrival stays first
         self.by_name[node] = received
         self.oldest_s = min(self.oldest_s, received.at_s)
         report = received.report
@@ -202,7 +201,7 @@ class ReportTable:
         self.changes += 1
 
     def changed_since(self, changes: int) -> Iterator[str] | None:
-        """The names whose reports have changed since there were this many changes; None: that is too long ago."""
+        """The names whose reports have changed since ``changes``; None if that is too long ago."""
         number = self.changes - changes
         if not number:
             return iter(())
@@ -210,15 +209,15 @@ class ReportTable:
 
 
 LOADS_KEPT = 1024
-"""Load indexes whose parts are remembered: mostly small numbers of tasks per slot."""
+"""Load indexes whose parts are cached: usually small numbers of tasks per slot."""
 FINEST = 1 << 1074
-"""Every load index is a whole number of parts of this size, 2 to the power of -1074."""
+"""Every load index is a whole multiple of 1 / FINEST."""
 
 
 class LoadTotal:
-    """Exact sum of the load indexes that a node's peers have reported, brought up to date by the reports that have changed.
+    """Exact sum of the load indexes that a node's peers have reported, updated by the changed reports.
 
-    It is counted in parts of one FINEST-th, so that it depends neither on the order of the reports nor on those that were replaced.
+    It counts in multiples of 1 / FINEST, so that neither the order of reports nor replaced reports affect it.
     """
 
     __slots__ = ("_counted", "_oldest_s", "_parts", "_peers", "_seen", "_total")
@@ -227,7 +226,7 @@ class LoadTotal:
         self._peers: Sequence[str] | None = None
         self._seen = 0, 0
         self._parts: dict[str, int | None] = {}
-        """Report of each peer; None: the peer has no valid report."""
+        """Load index of each peer in multiples of 1 / FINEST; None: the peer has no valid report."""
         self._total = self._counted = 0
         self._oldest_s = math.inf
 
@@ -263,12 +262,11 @@ def _parts(load: float) -> int:
 
 
 class Directory:
-    """All nodes by name, which never change. announced: the report that each told everybody last.
+    """All nodes by name, which never change. announced: the report that each has announced last.
 
-    In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
-    one process and were introduced before anything happened, they share one directory instead, and each keeps of its own
-    only what it has heard since. What a member tells everybody stands in the directory, once: only the nodes that do
-    something about it have to be told (`Sharing.acts_on`).
+    Real nodes meet one by one, and each stores all others: N² entries in all. N nodes in one process that were
+    introduced at the start share one directory instead, and each stores only what it has received since. A member's
+    announcement is in the directory once; only the nodes that act on it have to be notified (`Sharing.acts_on`).
     """
 
     __slots__ = ("_eligible", "announced", "members", "names")
@@ -300,28 +298,27 @@ NOBODY = Directory(())
 
 
 COMMANDS_MAX = 1024
-"""Commands that have failed fast are remembered; the one that did so longest ago is forgotten first."""
+"""Bound on remembered commands that have failed fast; the oldest are forgotten first."""
 NODES_MAX = 1024
-"""Nodes of which something is counted, likewise."""
+"""Bound on nodes with counters; the oldest are forgotten first."""
 TRANSIENT = ("room", "busy", "cannot")
-"""Codes of declines that the circuit breaker counts; the others stem from facts that are in the node's profile, or soon
-will be."""
+"""Codes of declines that the circuit breaker counts; the others follow from facts that are, or will soon be, in the
+node's profile."""
 FAILED_ON_MANY = ""
 """Placeholder for the node of a command that has failed fast on several nodes."""
 
 
 class CircuitBreaker:
-    """Circuit breaker of one home for all peers that draw tasks and do nothing with them: they refuse what they said they
-    would take, or fail all that they are given (P4).
+    """Circuit breaker of one home for peers that attract tasks without running them: they refuse what they said they
+    would take, or fail every task (P4).
 
-    A node that has not answered, or refused though it says that it takes such tasks, refusals_max offers of this home in a row is
-    not asked again for skip_s (one that refuses and says that it is full is only late: others were faster). Nor is one on
-    which fast_failures_max tasks in a row have failed within fast_failure_s. That many fail of one command may be the
-    command's fault: as soon as it fails so on a second node, what it did on the first counts no more. Where nobody else could
-    run a task, its node is asked all the same.
+    A node that leaves refusals_max offers of this home in a row unanswered, or refuses them though it advertises that
+    it takes such tasks, is skipped for skip_s. (One that refuses because it is full is only late: others were faster.)
+    The same holds for a node on which fast_failures_max tasks in a row have failed within fast_failure_s. The cause may
+    be the command: if it fails fast on a second node as well, its failures on the first no longer count. A node is not
+    skipped if no other could run the task.
 
-    eligible: what is remembered of the nodes that can be asked, which is cleared whenever a node is skipped from now on, or
-    no more.
+    eligible: the cached eligible nodes, cleared whenever a node is skipped or no longer skipped.
     """
 
     def __init__(self, state: CoreState, eligible: dict[Need, NamesWithout]) -> None:
@@ -352,7 +349,7 @@ class CircuitBreaker:
         self._refusals.pop(node, None)
 
     def started_anew(self, node: str) -> None:
-        """Handle another start of the node: forget the failures of the last one."""
+        """Handle another start of the node: forget the failures of the last run."""
         self._refusals.pop(node, None)
         self._failures.pop(node, None)
         if self._skipped.pop(node, None) is not None:
@@ -366,11 +363,11 @@ class CircuitBreaker:
     def unanswered(self, node: str) -> None:
         count = self._refusals[node] = self._refusals.get(node, 0) + 1
         if count >= self._state.config.refusals_max:
-            self._refusals[node] = count - 1  # when it is asked again, one more is enough
+            self._refusals[node] = count - 1  # after the pause, one more is enough
             self._skip(node, f"it refused {count} offers in a row, or did not answer them")
 
     def ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
-        """Record how a task that was given to a node has ended."""
+        """Record the end of a task that ran on that node."""
         if exit_.exit_code == 0 or exit_.ended_at - exit_.started_at >= self._state.config.fast_failure_s:
             self._failures.pop(node, None)
             return
@@ -386,7 +383,7 @@ class CircuitBreaker:
             self._skip(node, f"{count} tasks in a row failed there within {limit_s:g} s each")
 
     def _is_on_this_alone(self, command: bytes, node: str) -> bool:
-        """Remember where a command failed fast. False: it did so elsewhere, too, so that it says nothing about the node."""
+        """Remember where a command failed fast. False if it also did on another node: the node is not the cause."""
         first = self._failed_on[command] = self._failed_on.get(command, node)
         if first == node:
             return True
@@ -408,8 +405,8 @@ class CircuitBreaker:
 
 
 class OwnProfile:
-    """Profile of this node: each change is another version, which peers fetch when they next look, or at once if the caller
-    has it told."""
+    """Profile of this node. Each change makes another version, which peers fetch after the next report, or immediately
+    if the caller announces it."""
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
@@ -439,19 +436,19 @@ class OwnProfile:
 
 
 NEWS_S = 3600.0
-"""Death or departure of a node that is first heard of when it is older is no event: each new or restarted node hears of all."""
+"""Age above which a death or departure is no event: each new or restarted node learns of all of them."""
 LEAVING_SAID_MAX = 16
-"""Members that are told over the peer link that this node stops, besides what gossip tells: without datagrams the others call it
-dead until they exchange everything with one of these."""
+"""Members that are notified over the peer link that this node stops, besides gossip: without datagrams the others
+declare it dead until they exchange everything with one of these."""
 
 STALLED_MEMORY_S = 3.0
-"""A decline because a file system did not answer is remembered for this long only: it may answer again at any moment."""
+"""A decline because a file system did not answer is remembered only this long: it may answer again at any moment."""
 
 
 class Membership:
-    """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
+    """The peers by name: ``_peers`` has those with messages to this node, ``_directory`` the rest.
 
-    has_bus: whether a broker can be reached now."""
+    has_bus: a broker is connected."""
 
     def __init__(self, state: CoreState, mediator: Mediator) -> None:
         self._state = state
@@ -488,7 +485,7 @@ class Membership:
         return self._listed(node) if peer is None and self._is_listed(node) else peer
 
     def profile(self, node: str) -> Profile | None:
-        """Profile of a peer, as far as it is known; None: no such peer."""
+        """Profile of a peer, as far as known; None if there is no such peer."""
         peer = self._peers.get(node)
         if peer is not None:
             return peer.profile
@@ -506,7 +503,7 @@ class Membership:
         return peer.state is PeerState.ALIVE and not peer.profile.drained
 
     def report(self, node: str) -> KnownReport | None:
-        """The newest report of a peer, unless it is too old to be believed."""
+        """The newest report of a peer, unless it has expired."""
         received = self.believed(node)
         return KnownReport(received.report, self._state.now.boot_s - received.at_s) if received is not None else None
 
@@ -522,21 +519,21 @@ class Membership:
         return received if self._state.now.boot_s - received.at_s <= self._believed_s else None
 
     def is_older(self, at_s: float) -> bool:
-        """True if a report of that time is too old to be believed."""
+        """True if a report of that time has expired."""
         return self._state.now.boot_s - at_s > self._believed_s
 
     def load_mean(self, own_load: float, peers: Sequence[str]) -> float:
-        """Mean load index over this node and those peers whose newest report is not too old to be believed."""
+        """Mean load index over this node and those peers whose newest report has not expired."""
         return self._load_total.mean(own_load, peers, self, (self._reports, self._announced))
 
     def task_ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
-        """Record that a task of this home has ended on a peer: what the peer told of its devices before may be no longer true."""
+        """Record that a task of this home has ended on a peer: its last report on its devices may be outdated."""
         self.circuit_breaker.ended(node, spec, exit_)
         if spec.request.takes_devices:
             self._devices_freed_s[node] = self._state.now.boot_s
 
     def report_of_devices(self, node: str) -> LoadReport | None:
-        """The newest report of a peer, if what it tells of its devices may be believed."""
+        """The newest report of a peer, if its part about devices is still valid."""
         known = self.report(node)
         told_s = self._state.now.boot_s - known.age_s if known is not None else 0.0
         return known.report if known is not None and told_s > self._devices_freed_s.get(node, -math.inf) else None
@@ -544,8 +541,8 @@ class Membership:
     def reports(
         self, nodes: Iterable[str], age_s_max: float = math.inf, wanted: Said | None = None
     ) -> Iterator[tuple[str, LoadReport]]:
-        """The newest report of each of these peers, unless it is older than that or too old to be believed; only those that say
-        ``wanted``."""
+        """The newest report of each of these peers, unless it is older than age_s_max or has expired; only those with
+        the flag ``wanted``."""
         now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
         heard, announced = self._reports.by_name.get, self._announced.by_name.get
         for node in nodes:
@@ -579,7 +576,7 @@ class Membership:
         return self.reports(_among(nodes, names), age_s_max, wanted)
 
     def last_report(self, node: str) -> ReceivedReport | None:
-        """The newest report of a peer, however old."""
+        """The newest report of a peer, of any age."""
         return self._reports.by_name.get(node)
 
     # -- this node itself ----------------------------------------------------------------------------------------------
@@ -591,9 +588,9 @@ class Membership:
         asleep: Sequence[Profile],
         gone: Sequence[MembershipUpdate] = (),
     ) -> None:
-        """Search for the members of earlier starts, and for nodes at these addresses. asleep: those of the members that
-        slept, since perhaps no other member can report them; gone: those that had left or were forgotten, so that nobody's
-        late news brings them back."""
+        """Search for the members of earlier starts, and for nodes at these addresses. asleep: members that were asleep,
+        whose profiles perhaps no other member can report; gone: members that had left or were forgotten, so that late
+        updates do not revive them."""
         for rumour in gone:
             self.gossip.update_received(rumour, self._state.node, spread=False)
         self.gossip.anti_entropy.bury()
@@ -607,7 +604,7 @@ class Membership:
                     self.profiles.has(peer, profile, is_new=False)
 
     def announce_load(self, report: LoadReport) -> None:
-        """Announce this node's load by gossip, unless a broker carries it; and its profile, if that has changed."""
+        """Announce this node's load by gossip, unless a broker carries it; and its profile, if it has changed."""
         itself = self._state.profile.version, self._state.identity.boot
         if itself != self._told_itself:
             self._told_itself = itself
@@ -616,7 +613,7 @@ class Membership:
             self.gossip.spread_load(report)
 
     def leave(self) -> None:
-        """Announce that this node leaves on purpose. One that sleeps has announced that, and is woken when it is needed."""
+        """Announce that this node leaves on purpose. A sleeping node has announced that already."""
         if self.gossip.own.standing is MemberStatus.ASLEEP:
             return
         alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
@@ -628,11 +625,10 @@ class Membership:
     def hello(self, report: LoadReport) -> Hello:
         return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
 
-    # -- what was heard ------------------------------------------------------------------------------------------------
+    # -- received ------------------------------------------------------------------------------------------------------
 
     def meet_all(self, directory: Directory) -> None:
-        """Add all these members at once; the list may name this node, too. Call it only before any other
-        member was added."""
+        """Add all these members, which may include this node. Call it only before any other member is added."""
         self._directory = directory
         self._announced = directory.announced
         self._met_s = self._state.now.boot_s
@@ -649,7 +645,7 @@ class Membership:
         in_person: bool = True,
     ) -> bool:
         """Handle the introduction of a peer, ``in_person`` over its own link, else over a broker. True if it is new
-        here, or another start of a known one."""
+        here, or a known peer has restarted."""
         node = identity.node
         if node == self._state.node:
             return False
@@ -658,10 +654,10 @@ class Membership:
         if known is not None and known.was_later_than(identity):
             self._met_earlier(known, identity, in_person=in_person)
             return False
-        if not self._is_listed(node):  # of those in a directory nobody need gossip
+        if not self._is_listed(node):  # no gossip about members of a directory
             was_back = list(self._back)
             self.gossip.update_received(rumour_of(identity, profile, refutation), node, spread=in_person)
-            self._back = was_back  # the caller knows
+            self._back = was_back  # the caller handles this
         peer = self._own(node)
         if peer is None:
             self._state.count(metrics.PEERS_REFUSED)
@@ -675,7 +671,7 @@ class Membership:
         self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
             peer.introduced(identity)
-            if profile.version < peer.profile.version:  # a late word, or others were wrong: it knows
+            if profile.version < peer.profile.version:  # a late message, or others were wrong: ask the node
                 self.profiles.want(node, node)
             peer.heard_s = self._state.now.boot_s
             self.gossip.anti_entropy.linked(node)
@@ -685,7 +681,7 @@ class Membership:
 
     def _met_earlier(self, known: PeerInfo, identity: Identity, *, in_person: bool) -> None:
         """Handle the introduction of an earlier start than the known one: a late message, unless that start was never
-        heard of; then the node has an older database."""
+        seen; then the node has an older database."""
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 
@@ -712,7 +708,7 @@ class Membership:
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
-        """Keep the load of a peer that ``src`` has told of by gossip, and act on it. → True if it is news."""
+        """Store the load of a peer that ``src`` has passed on by gossip, and act on it. → True if it is new."""
         report = load.report()
         is_news = self.report_received(load.node, report, load.age_s, by_itself=src == load.node)
         if is_news:
@@ -723,7 +719,7 @@ class Membership:
         return self._mediator.own_report()
 
     def unreachable(self, node: str) -> None:
-        """The link to a peer broke, or could not be made."""
+        """Handle a link to a peer that broke or could not be made."""
         self.gossip.unreachable(node)
 
     def left(self, node: str) -> None:
@@ -742,8 +738,8 @@ class Membership:
             peer.boot_shut_out = peer.identity.boot
 
     def forget(self, node: str) -> bool:
-        """Drop a node that its operator calls gone for good, here and everywhere; also a member of an earlier start that was not met
-        since. False if it is not known, or is there."""
+        """Drop a node that its operator declares gone for good, here and everywhere; also a member of an earlier start
+        that was not met since. False if it is unknown or alive."""
         peer = self._peers.get(node)
         if peer is not None and peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
@@ -754,10 +750,10 @@ class Membership:
         back, self._back = self._back, []
         return back
 
-    # -- what gossip tells ---------------------------------------------------------------------------------------------
+    # -- calls from gossip ---------------------------------------------------------------------------------------------
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """Record that the belief about a peer has changed. src: who said so; this node's own name: it remembers that."""
+        """Record a changed belief about a peer. src: the sender of the update; this node's name: from its own store."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
             self._forgotten(node, was, src)
@@ -767,14 +763,14 @@ class Membership:
         if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
             if now.boot != peer.identity.boot:
                 self._reports.drop(node)
-                peer.knows_profile = False  # it may be another
+                peer.knows_profile = False  # the new run may have another profile
             peer.identity = identity_of(now)
         state = STATE_OF_STATUS[now.standing]
         is_back = state is PeerState.ALIVE and (is_new_run or peer.state in (PeerState.DEAD, PeerState.ASLEEP))
         reason = _reason(now, is_new=was is None)
         if was is None and self._is_history(peer, state, src):
             return
-        if is_new_run and peer.state is state:  # the same, but another: met, or started anew
+        if is_new_run and peer.state is state:  # the same state, but a new or restarted node
             self._state.note("node", state.value, node=node, reason=reason)
         self._become(peer, state, reason)
         if is_back:
@@ -793,7 +789,7 @@ class Membership:
         return peer
 
     def _is_history(self, peer: PeerInfo, state: PeerState, src: str) -> bool:
-        """Date a peer that was lost before it was heard of here. True if that is no event: this node remembers it, or it is old."""
+        """Date a peer that was lost before it was known here. True if that is no event: known at start, or too old."""
         if state not in (PeerState.DEAD, PeerState.LEFT):
             return False
         peer.heard_s = peer.since_s = self.gossip.shared.members[peer.identity.node].since_s
@@ -803,7 +799,7 @@ class Membership:
         return True
 
     def _forgotten(self, node: str, was: MembershipUpdate | None, src: str) -> None:
-        if was is not None or not src:  # else this is news of a node that was not known here
+        if was is not None or not src:  # otherwise the node was not known here
             has_left = was is not None and was.standing is MemberStatus.LEFT
             self._state.note(
                 "node", "forgotten", node=node, reason="it had left" if has_left else "an operator said so"
@@ -818,7 +814,7 @@ class Membership:
                 yield Load.of(node, received.report, max(now_s - received.at_s, 0.0))
 
     def has_room_for_member(self) -> bool:
-        """True if there is room for one more peer; one that was lost longest ago makes it."""
+        """True if there is space for one more peer; the peer lost longest ago is dropped if necessary."""
         if len(self._names) < self._state.config.peers_max:
             return True
         gone = [peer for peer in self._peers.values() if peer.state in (PeerState.DEAD, PeerState.LEFT)]
@@ -845,17 +841,17 @@ class Membership:
         else:
             self.gossip.timer(kind, subject)
 
-    # -- asked over the peer link --------------------------------------------------------------------------------------
+    # -- requests over the peer link -----------------------------------------------------------------------------------
 
     def pinged(self, src: str, ping: Ping, report: LoadReport) -> None:
         self._state.send(src, Pong(ping.sequence, report))
 
-    # -- who may run what ----------------------------------------------------------------------------------------------
+    # -- eligible nodes ------------------------------------------------------------------------------------------------
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
         """Usable peers that could ever run this, by name, without those that are skipped, unless no others
         exist."""
-        is_any_skipped = self.circuit_breaker.is_any()  # it tells if one may be asked again
+        is_any_skipped = self.circuit_breaker.is_any()  # updates the skipped nodes first
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)
         if found is None:
@@ -883,21 +879,21 @@ class Membership:
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
         """True if any peer could ever run this task. Peers that are silent, drained, not met since this agent's start,
-        or whose file system does not answer count; those that have left or are shut out do not."""
+        or whose file system does not answer count; peers that have left or are shut out do not."""
         return bool(self.unmet(spec.placement, home)) or any(
             peer.state is not PeerState.LEFT and not peer.is_shut_out and not self.never_there(peer, spec, home)
             for peer in self
         )
 
     def never_there(self, peer: PeerInfo, spec: TaskSpec, home: str) -> str:
-        """The reason why a peer could never run this task, as far as is known; "" if it could."""
+        """The reason why a peer could never run this task, as far as known; "" if it could."""
         why = why_never(peer.profile, spec.request, spec.placement, home) if peer.knows_profile else ""
         if not why and self.declined_code(peer.identity.node, spec) != "stalled":
             why = self.why_declines(peer.identity.node, spec)
         return why
 
     def unmet(self, placement: Placement, home: str) -> list[str]:
-        """The members of earlier starts, not met since, that this placement allows, by name: what they have is not known."""
+        """The members of earlier starts, not met since, that this placement allows, by name; of unknown resources."""
         known = self.gossip.anti_entropy.known
         if not known or placement.local:
             return []
@@ -906,7 +902,7 @@ class Membership:
         )
 
     def could_run(self, need: Need, home: str) -> list[str]:
-        """The usable peers whose profile fits, by name; unlike `eligible`, this changes nothing here."""
+        """The usable peers whose profile fits, by name; unlike `eligible`, without side effects."""
         fits = (
             peer.identity.node
             for peer in self
@@ -923,7 +919,7 @@ class Membership:
                 self._declined.pop((node, code, decline_subject(code, published)), None)
 
     def remember_decline(self, node: str, code: str, subject: bytes) -> None:
-        """A decline for a lasting reason: do not probe again for a while."""
+        """Remember a decline for a lasting reason: do not probe for it again for a while."""
         now_s = self._state.now.boot_s
         lasts_s = STALLED_MEMORY_S if code == "stalled" else self._state.config.decline_memory_s
         for key in [key for key, until_s in self._declined.items() if until_s < now_s]:
@@ -935,7 +931,7 @@ class Membership:
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
 
     def declined_code(self, node: str, spec: TaskSpec) -> str:
-        """The one of `DECLINES_LASTING` with which this node would decline this task, as far as is known; "" if none."""
+        """The one of `DECLINES_LASTING` with which this node would decline this task, as far as known; "" if none."""
         if not self._declined:
             return ""
         found = (code for code in DECLINES_LASTING if self.has_declined(node, code, decline_subject(code, spec)))
@@ -974,10 +970,10 @@ class Membership:
         return [(directory, user.decode()) for directory, _, user in parts]
 
     def any_declined(self) -> bool:
-        """True if any refusal is remembered (rarely so)."""
+        """True if any refusal is remembered, which is rare."""
         return bool(self._declined)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _is_listed(self, node: str) -> bool:
         return node in self._directory.members and node != self._state.node
@@ -987,7 +983,7 @@ class Membership:
         return PeerInfo(identity, profile, self._met_s)
 
     def _own(self, node: str) -> PeerInfo | None:
-        """The peer of this name, to be changed."""
+        """The peer of this name, for changing it."""
         peer = self._peers.get(node)
         if peer is None and self._is_listed(node):
             peer = self._peers[node] = self._listed(node)
@@ -1005,15 +1001,15 @@ class Membership:
 
 
 def _reason(now: MembershipUpdate, *, is_new: bool) -> str:
-    """The reason for the belief about a peer, for people."""
+    """The reason for the belief about a peer, in words for people."""
     match now.standing:
         case MemberStatus.ALIVE:
             return "met" if is_new else "heard again"
         case MemberStatus.SUSPECT:
             return f"{', '.join(now.by) or 'a peer'} had no answer"
         case MemberStatus.DEAD:
-            return "it did not speak up in time"
+            return "it did not refute its suspicion in time"
         case MemberStatus.ASLEEP:
-            return "it had nothing to do"
+            return "it was idle"
         case _:
             return "it said good-bye"

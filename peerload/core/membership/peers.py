@@ -1,4 +1,4 @@
-"""Peers: what a node believes of each, the fetching of their profiles, and the waking of those that are asleep."""
+"""Peers: a node's beliefs about each, fetching their profiles, and waking those that are asleep."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 BOOTS_KEPT_MAX = 8
-"""Starts of a peer that are remembered, so that a late word of one is not taken for news."""
+"""Starts of a peer that are remembered, so that a late message of one does not count as a new start."""
 
 
 NOT_MET = "not met since this agent's start"
-"""Reason why it is not known what a member of an earlier start has."""
+"""Reason why the resources of a member of an earlier start are unknown."""
 
 
 class PeerState(enum.StrEnum):
@@ -55,9 +55,9 @@ STATE_OF_STATUS = {
 
 
 class PeerInfo:
-    """A peer as seen from here. heard_s: boot time of its last message to this node; since_s: start of its
-    present state; knows_profile: its profile is that of this run, else an old or, at first, an empty one; boots:
-    its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX; boot_shut_out: the
+    """A peer as this node knows it. heard_s: boot time of its last message to this node; since_s: start of its
+    present state; knows_profile: its profile is of this run, otherwise old or, at first, empty; boots: its
+    starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX; boot_shut_out: the
     start that was shut out of the cluster."""
 
     __slots__ = ("boot_shut_out", "boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
@@ -76,8 +76,8 @@ class PeerInfo:
         return self.boot_shut_out == self.identity.boot
 
     def was_later_than(self, identity: Identity) -> bool:
-        """True if this is a late message of an earlier start. After the loss of its disk, only the boot id tells:
-        incarnations began anew."""
+        """True if this is a late message of an earlier start. After the loss of its disk, only the boot id shows it:
+        incarnations started again."""
         mine = self.identity
         is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
         return is_earlier or identity.boot in self.boots[:-1]
@@ -88,15 +88,15 @@ class PeerInfo:
 
 
 GATHER_S = 0.05
-"""Profiles wanted within this are asked for together."""
+"""Profiles wanted within this interval are requested together."""
 REPEAT_S = 1.0
 REPEAT_S_MAX = 60.0
-"""A profile that was not told is asked for again after this, doubling up to the next."""
+"""Pause before an unanswered profile request is repeated, doubling up to the next value."""
 PROFILE_NODES_MAX = 16
 
 
 class _Wanted(msgspec.Struct, eq=False):
-    """A profile that is not known. whom: to ask next; at_s: when; tries: so far; asked: who was."""
+    """An unknown profile. whom: the next node to ask; at_s: when; tries: so far; asked: the nodes asked so far."""
 
     whom: str
     at_s: float
@@ -105,12 +105,12 @@ class _Wanted(msgspec.Struct, eq=False):
 
 
 class Profiles:
-    """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
-    Whoever told of the member is asked first, for all it told of at once; then the member itself, or another while that sleeps or
-    cannot be reached, for ever, less and less often.
+    """Fetching of profiles: gossip carries the version of a member's profile, the profile itself is fetched over the
+    peer link. The first request goes to the member that passed the update on, for all its updates together. Later ones
+    go to the member itself, or to another while it is asleep or unreachable. They repeat without end at growing
+    intervals.
 
-    Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
-    cleared when a new profile has come."""
+    One entry for each member at most. eligible: cached nodes that could run a task, cleared by each new profile."""
 
     def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], eligible: dict[Need, Any]) -> None:
         self._shared = shared
@@ -119,7 +119,7 @@ class Profiles:
         self._wanted: dict[str, _Wanted] = {}
 
     def want(self, node: str, teller: str) -> None:
-        """The profile of this node is not known, or an old one; ``teller`` may know."""
+        """Fetch a profile that is unknown or old; ``teller`` may know it."""
         shared = self._shared
         if node not in self._wanted:
             self._wanted[node] = _Wanted(teller if teller in shared.members else node, shared.now_s)
@@ -156,8 +156,8 @@ class Profiles:
             self._arm(max(next_s, GATHER_S))
 
     def _knower(self, node: str, asked: frozenset[str]) -> str:
-        """The member to ask for a profile: its own, unless that sleeps or cannot be reached; then the helper that has reached it, once,
-        since it may have no link to it either, then others by chance; "" if there is none."""
+        """The member to ask for a profile: its own, unless that is asleep or unreachable; then, once, the helper that
+        reached it (which may have no link to it either), then random others; "" if there is none."""
         shared, member = self._shared, self._shared.members.get(node)
         is_cut_off = member is not None and member.is_cut_off
         if not is_cut_off and self._peers[node].state is not PeerState.ASLEEP:
@@ -167,7 +167,7 @@ class Profiles:
         return next(iter(shared.draw(1, without=node)), "")
 
     def requested(self, src: str, request: ProfileRequest) -> None:
-        """Tell those that are known, this node's own, too."""
+        """Answer with the known ones of the requested profiles, including this node's own."""
         told = []
         for node in request.nodes:
             peer = self._peers.get(node)
@@ -179,8 +179,8 @@ class Profiles:
             self._shared.core.send(src, ProfileTold(tuple(told)))
 
     def received(self, src: str, told: ProfileTold) -> bool:
-        """Handle profiles. A node's own profile is always accepted, and first; others only if requested from src. →
-        True if a peer became known, or has changed."""
+        """Handle profiles. A node's own profile is always accepted; others only if requested from src. → True if a
+        peer became known, or has changed."""
         found = False
         for known in told.profiles:
             node = known.profile.node
@@ -192,14 +192,14 @@ class Profiles:
         return found
 
     def has(self, peer: PeerInfo, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
-        """The profile of this run, unless a newer one is known and this is not, by_itself, the node's answer. True if it
-        is another than was believed."""
+        """Store a profile of the current run, unless a newer one is known and this is not the node's own answer
+        (by_itself). True if it differs from the stored one."""
         if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:
             return False
         was_known, peer.knows_profile = peer.knows_profile, True
         member = self._shared.members.get(peer.identity.node)
         if by_itself or is_new or member is None or profile.version >= member.rumour.profile_version:
-            self.have(peer.identity.node)  # what another told may be older than what gossip has told of
+            self.have(peer.identity.node)  # another member's copy may be older than the version in gossip
         if was_known and not is_new and profile == peer.profile:
             return False
         peer.profile = profile
@@ -208,20 +208,20 @@ class Profiles:
 
 
 WAKE_S = 60.0
-"""Time that a node takes to wake, until that is learned."""
+"""Default time that a node takes to wake, before it was measured."""
 IPV4 = 4
 ASKED_MAX = 4
-"""Peers that are asked to send magic packets, too."""
+"""Peers that are asked to send magic packets as well."""
 AGAIN_S = 1.0
-"""A node is woken no more than once in this, whoever asks."""
+"""Minimum interval between magic packets that peers request for one node."""
 RESTING_MAX = 1024
 TRIES = 3
-"""A node that is not there after so many times its wake time is not asked again before it is heard of."""
+"""Number of attempts, each of one wake time, after which a node is not woken again before it is alive."""
 
 
 class Waking:
-    """Waking of nodes that are asleep: asked for when a task has no place elsewhere, repeated, and given up when a node does not
-    wake. One per node; its timers are ``wake``. took_s: how long nodes took to wake the last time."""
+    """Waking of nodes that are asleep: started when a task has no place elsewhere, repeated, and given up if a node
+    does not wake. One per node; its timers are ``wake``. took_s: how long nodes took to wake the last time."""
 
     def __init__(self, state: CoreState, peers: Mapping[str, PeerInfo]) -> None:
         self._state = state
@@ -233,7 +233,7 @@ class Waking:
         self.failed: set[str] = set()
 
     def could_run(self, task: HomeTask) -> dict[str, float]:
-        """The nodes asleep that could run a task, and how long each takes to be there."""
+        """The nodes asleep that could run a task, and how long each takes to wake."""
         spec, home, now_s = task.spec, self._state.node, self._state.now.boot_s
         return {
             name: max(self.wake_s(name) - (now_s - self._under_way[name][0] if name in self._under_way else 0.0), 1.0)
@@ -252,7 +252,7 @@ class Waking:
             self._wake(min(fit)[1], 0, "a task has no place elsewhere")
 
     def for_joules(self, task: HomeTask, node: str) -> float:
-        """Wake a node where a task costs least, for which it is to rest → how long at most."""
+        """Wake a node where a task costs least; the task will rest meanwhile → for how long at most."""
         if node not in self._under_way:
             self._wake(node, 0, "a task costs least there")
         resting = self._resting.setdefault(node, [])
@@ -287,13 +287,13 @@ class Waking:
             self._state.actions.append(WakePeer(node))
 
     def wake_s(self, node: str) -> float:
-        """Time that a node takes to wake: as it was the last time, else as it tells, else WAKE_S."""
+        """Time that a node takes to wake: as measured the last time, else as in its profile, else WAKE_S."""
         peer = self._peers.get(node)
         power = peer.profile.power if peer is not None else None
         return self.took_s.get(node) or (power.wake_s if power is not None else 0.0) or WAKE_S
 
     def overdue(self, node: str) -> None:
-        """A node was to be awake by now: ask again, or give up."""
+        """Handle a node that is not awake in time: try again, or give up."""
         began_s, tries = self._under_way.get(node, (0.0, 0))
         if not tries:
             return
@@ -307,7 +307,7 @@ class Waking:
         self._state.note("node", "not woken", node=node, reason=f"it did not wake within {passed_s:.0f} s")
 
     def is_there(self, node: str) -> None:
-        """A node is alive: learn how long that took."""
+        """Handle a node that is alive, and learn how long it took to wake."""
         self.failed.discard(node)
         self._asked_s.pop(node, None)
         self._rested(node)
@@ -326,7 +326,7 @@ class Waking:
             self._state.clear_timer(timers.WakeTimeout(node))
 
     def _rested(self, node: str) -> None:
-        """Tasks that waited for this node to wake look for a place again."""
+        """Let tasks that waited for this node look for a place again."""
         for uid in self._resting.pop(node, ()):
             self._state.set_timer_in(0.0, timers.Rest(uid.hex()))
 

@@ -1,6 +1,5 @@
-"""Admission: which nodes could ever run a task (by profile), what fits on this node now (by the ledger), how a task that asks for
-GPUs sees other nodes, and the line of tasks that wait for devices.
-"""
+"""Admission: which nodes could ever run a task (by profile), what fits on this node now (by the ledger), other nodes as
+seen by a task that asks for GPUs, and the line of tasks that wait for devices."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 ANYWHERE = Placement()
-"""The placement of a task that its user leaves to the policies."""
+"""The placement of a task without wishes of its user."""
 
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
@@ -69,7 +68,7 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
 
 
 def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
-    """The reason as far as the wishes of its user go."""
+    """The reason from the placement that its user asked for."""
     if placement.node is not None and placement.node != profile.node:
         return f"the task is for {placement.node}"
     if placement.local and profile.node != home:
@@ -81,17 +80,17 @@ def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
         if missing:
             return f"no label {', '.join(missing)}"
     if placement.builder and placement.builder not in profile.builders:
-        return f"it has nothing that builds its environment: {BUILDERS[placement.builder]}"
+        return f"it lacks the program that builds its environment: {BUILDERS[placement.builder]}"
     return ""
 
 
 def under_cap_text(power: PowerCurve, cpus: float) -> str:
-    """Cores that its power cap leaves to tasks."""
+    """Cores that its power cap allows for tasks, as text."""
     return f"{power.threads_under_cap(cpus):g} cpus under its power cap ({power.cap_w:g} W)"
 
 
 def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
-    """The reason as far as devices go."""
+    """The reason from the requested devices."""
     for kind, count in request.devices:
         found = sum(device.kind == kind for device in profile.devices)
         if found < count:
@@ -101,7 +100,7 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
     if not profile.gpus:
         return "no GPU"
     gpus = [device for device in profile.devices if device.kind == GPU]
-    if not gpus:  # only how many there are is known
+    if not gpus:  # only their number is known
         gpus = [Device(f"{GPU}:{number}", index=number) for number in range(profile.gpus)]
     large = [gpu for gpu in gpus if not gpu.mem_bytes or _need_bytes(request, gpu) <= _most_bytes(gpu)]
     if len(large) < request.gpus:
@@ -120,20 +119,19 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
 
 
 def _need_bytes(request: ResourceRequest, gpu: Device) -> int:
-    """The memory that a task asks of this GPU, 0 = not known: what it says, or its part of all that the GPU has."""
+    """The memory that a task needs of this GPU, 0 = unknown: as stated, or its share of the GPU's memory."""
     if request.gpu_mem_bytes or request.gpu_fraction >= 1.0:
         return request.gpu_mem_bytes
     return int(gpu.mem_bytes * request.gpu_fraction)
 
 
 def _most_bytes(gpu: Device) -> int:
-    """The memory of it that one task can have."""
+    """The memory of this GPU that one task can get."""
     return gpu.grantable_bytes or gpu.mem_bytes
 
 
 def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
-    """The memory of each GPU that a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
-    how much there is."""
+    """The memory of each GPU that a node could ever give this task: 0 if it cannot run there, None = unknown."""
     anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
     if why_never(profile, anything, placement, home):
         return 0
@@ -183,7 +181,7 @@ def needs_text(request: ResourceRequest, placement: Placement) -> str:
 
 
 def gpus_text(gpus: Sequence[Device]) -> str:
-    """The GPUs of a node as text: ``8 x 48 GiB``; of different ones each."""
+    """The GPUs of a node as text: ``8 x 48 GiB``; different ones joined by "and"."""
     sizes: dict[int, int] = {}
     for gpu in gpus:
         sizes[gpu.mem_bytes] = sizes.get(gpu.mem_bytes, 0) + 1
@@ -196,9 +194,9 @@ def _gib(size: int) -> str:
 
 
 def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> ResourceRequest:
-    """The effective request of work to other nodes, which may know nothing of its command: with the memory of each GPU that the
-    command needs where that was not stated but is known here. ``profile``: of the node that is asked, None = any; of one that
-    could not promise so much a GPU is asked for where nobody else is, as the request has it."""
+    """The effective request of work to other nodes, which may not know its command: with the memory of each GPU that
+    the command is known to need, unless the user stated it. ``profile``: of the node asked, None = any. If that node
+    could not promise this much, the request stays as it is, and asks for an empty GPU."""
     request = work.spec.request
     if not request.gpus:
         return request
@@ -213,13 +211,13 @@ def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> Re
 
 
 CROWD_MIN = 3
-"""A GPU with so many tasks is crowded, as far as other nodes know."""
+"""A GPU with this number of tasks counts as crowded on other nodes."""
 
 
 def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
-    """A node's report in the terms of this task. To one that asks for GPUs, loads are in GPUs instead of slots, and a node
-    accepts where it has room now: so every policy that compares nodes by their tasks and slots places such tasks by GPUs,
-    without knowing of any."""
+    """A node's report as seen by this task. For a task that asks for GPUs, loads are in GPUs instead of slots, and a
+    node accepts if it has room now. So a policy that compares nodes by tasks and slots places such tasks by GPUs
+    without knowing of GPUs."""
     if not request.gpus:
         return report
     return msgspec.structs.replace(
@@ -233,22 +231,22 @@ def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
 
 
 def has_room(request: ResourceRequest, report: LoadReport) -> bool:
-    """True if a node has room for its GPUs and cores, as far as its report tells."""
+    """True if a node has room for its GPUs and cores, according to its report."""
     if request.cpus > report.cpus_free + EPSILON:
         return False
     if report.gpus_free >= request.gpus:
         return True
-    gpus = report.devices[: report.gpus]  # they come first
+    gpus = report.devices[: report.gpus]  # GPUs come first
     return sum(_could_join(request, device) for device in gpus) >= request.gpus
 
 
 def has_memory(request: ResourceRequest, profile: Profile, requested_bytes: int) -> bool:
-    """True if a node has the memory for it beside so much that others asked for."""
+    """True if a node has memory for this request in addition to ``requested_bytes``."""
     return not (profile.mem_bytes and request.mem_bytes) or requested_bytes + request.mem_bytes <= profile.mem_bytes
 
 
 def cpus_free_there(profile: Profile, report: LoadReport) -> tuple[float, float]:
-    """Bounds of the cores that no task of a node asks for, by its report: n is told in slots, rounded up."""
+    """Bounds of a node's cores without a task, from its report: n is in slots, rounded up."""
     cpus = profile.cpus if profile.power is None else profile.power.threads_under_cap(profile.cpus)
     each = profile.cpus / max(profile.slots, 1)
     least = max(cpus - report.load_tasks * each, 0.0)
@@ -260,7 +258,7 @@ def cpus_free_there(profile: Profile, report: LoadReport) -> tuple[float, float]
 
 
 def claims_room(request: ResourceRequest, profile: Profile, report: LoadReport) -> bool:
-    """True if a node says by its report that it would take such a task: it has room, or lets tasks wait."""
+    """True if a node's report says that it would take such a task: it has room, or lets tasks wait."""
     if request.takes_devices:
         return request.gpus > 0 and has_room(request, report)
     if not report.accepts or report.load_tasks >= profile.slots:
@@ -270,13 +268,13 @@ def claims_room(request: ResourceRequest, profile: Profile, report: LoadReport) 
 
 
 def slots_of(request: ResourceRequest, profile: Profile) -> int:
-    """Slots of a node that a task is worth, at least one."""
+    """Number of slots of a node that a task counts for, at least one."""
     return max(ceil(request.cpus * profile.slots / profile.cpus - EPSILON), 1) if profile.cpus > 0 else 1
 
 
 def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
-    """True if another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
-    any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
+    """True if another node has room on GPUs that are not crowded, and among the preferred ones if there is a preference
+    (a number means a GPU of the task's home). ``report``: the node's load, None = unknown, which counts as room."""
     gpus = [device for device in profile.devices if device.kind == GPU]
     if request.gpu_prefer:
         names = [name for name in request.gpu_prefer if not name.isdecimal()]
@@ -291,7 +289,7 @@ def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadRep
 
 
 def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
-    """True if a task could start on this GPU: a free one, or one in use if the task shares and its need is known."""
+    """True if a task could start on this GPU: a free one, or a shared one with enough room."""
     if device.is_free:
         return True
     if request.gpu_share is GpuShare.EXCLUSIVE or device.free_mib * MIB < request.gpu_mem_bytes:
@@ -308,11 +306,11 @@ FALLS_AT = 0.25
 
 
 def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:
-    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: as of the last time.
+    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: so far.
 
-    The sensors tell foreign load averaged over 15 s. Here it is rounded to slots with hysteresis, so that a load that hovers
-    around half a slot does not change what is told to others. Foreign slots count in n: in the load index, in the acceptance
-    test and in every report. They never keep a task of this node from starting here, else a busy workstation would hang.
+    The sensors report foreign load averaged over 15 s. Here it is rounded to slots with hysteresis, so that a load near
+    half a slot does not change every report. Foreign slots count in n: in the load index, in the acceptance test and in
+    every report. They never keep a task of this node from starting here, which would block a busy workstation.
     """
     if cpus <= 0 or slots <= 0:
         return 0
@@ -325,17 +323,16 @@ def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:
 
 
 TRIED_MAX = 64
-"""Tasks that may wait for devices, or be on their way to them, before there is no room for one more."""
+"""Limit on tasks that wait for devices or are inbound for them; with more, no other task has room."""
 
 
 class Ledger:
-    """The tasks of this node by what they hold: running, waiting, and inbound (accepted or promised, on its way).
+    """The tasks of this node and their resources: running, waiting, and inbound (accepted or promised, but not here).
 
-    n counts all three, and the slots that foreign programs occupy. It is the number of tasks in units of slots: where a
-    task asks for several cores it counts for as many slots as these are worth, and where the number of slots was not set
-    by hand, half a core counts for half.
-    Tasks that wait for devices are left out of n: they keep nobody from the cores.
-    version grows with every change, so that whoever has looked knows whether there is anything new to see.
+    n counts all three, plus the slots that foreign programs occupy, in units of slots. A task that asks for several
+    cores counts for as many slots as these are worth; unless the number of slots was set by hand, half a core counts
+    for half. Tasks that wait for devices are not in n, because they keep no task from the cores. version grows with
+    every change, so that readers can tell whether anything changed.
     """
 
     __slots__ = (
@@ -370,7 +367,7 @@ class Ledger:
         self.profile = profile
         self.devices = DeviceLedger(profile, gpu)
         self.kept = Backfill(self.devices, 0.0)
-        """Devices that are kept for those who wait for them here."""
+        """Devices that are reserved for tasks that wait for them here."""
         self.running: dict[str, tuple[ResourceRequest, bool]] = {}
         self.inbound: dict[bytes, ResourceRequest] = {}
         self.running_local = 0
@@ -378,34 +375,34 @@ class Ledger:
         self.waiting_local = 0
         self.waiting_remote = 0
         self.cpus_running = 0.0
-        """Cores held by what runs."""
+        """Cores of running tasks."""
         self._cpus_waiting = 0.0
         self.cpus_inbound = 0.0
-        """Cores for what is on its way here."""
+        """Cores of inbound tasks."""
         self.mem_promised_bytes = 0
-        """Memory promised to what runs."""
+        """Memory promised to running tasks."""
         self._mem_waiting_bytes = 0
         self.mem_inbound_bytes = 0
-        """Memory for what is on its way here."""
+        """Memory of inbound tasks."""
         self._waiting_for_devices: dict[ResourceRequest, int] = {}
         self._device_waiters = 0
         self._gpus_waiting = 0.0
         self.cpus_requested = 0.0
-        """Cores asked for by all of them, but for those that wait for devices."""
+        """Cores that all tasks ask for, except those that wait for devices."""
         self.foreign_slots = 0
         self.load_tasks = 0
         """n: running + waiting + inbound, in slots, and the foreign slots."""
         self.version = 0
-        """Grows with every change of what is here."""
+        """Grows with every change of the tasks here."""
         self.load_version = 0
-        """Grows with the version, with every other profile, and with every reading of the sensors: with all that the load depends on."""
+        """Grows with everything that the load depends on: version, profile, and sensor readings."""
         self.room_version = 0
-        """Grows with every change of what runs."""
+        """Grows with every change of the running tasks."""
         self.now_s = 0.0
-        """This moment, for what devices are expected to do."""
+        """The current time, for predictions about devices."""
 
     def _changed(self) -> None:
-        """Update n after every change, since n is read far more often than it changes."""
+        """Update n after every change, because n is read far more often than it changes."""
         self.version += 1
         self.load_version += 1
         self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
@@ -420,7 +417,7 @@ class Ledger:
         return max(count if profile.slots_fixed else min(count, 1), demand)
 
     def load_tasks_without(self, request: ResourceRequest) -> int:
-        """n if one such task, which waits here, did not."""
+        """n without one such task that waits here."""
         if request.takes_devices:
             return self.load_tasks
         return self._in_slots(self._count - 1, self.cpus_requested - self.cores_of(request)) + self.foreign_slots
@@ -430,49 +427,49 @@ class Ledger:
         self.load_version += 1
 
     def set_foreign_slots(self, slots: int) -> None:
-        """Foreign programs occupy so many slots from now on."""
+        """Set the number of slots that foreign programs occupy."""
         if slots != self.foreign_slots:
             self.foreign_slots = slots
             self._changed()
 
     @property
     def _count(self) -> int:
-        """Number of tasks without those that wait for devices."""
+        """Number of tasks, except those that wait for devices."""
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     @property
     def mem_requested_bytes(self) -> int:
-        """Memory asked for by all tasks, but for those that wait for devices."""
+        """Memory that all tasks ask for, except those that wait for devices."""
         return self.mem_promised_bytes + self.mem_inbound_bytes + self._mem_waiting_bytes
 
     def has_memory_beside_all(self, request: ResourceRequest) -> bool:
-        """True if its memory would be free if everything waiting and inbound were running."""
+        """True if its memory would be free if all waiting and inbound tasks were running."""
         return has_memory(request, self.profile, self.mem_requested_bytes)
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if the tasks here cannot all run at once for want of memory, or under the power cap, whatever slots are free."""
+        """True if memory or the power cap prevents all tasks here from running at once, regardless of slots."""
         most_bytes = self.profile.mem_bytes
         return 0 < most_bytes < self.mem_requested_bytes or self.exceeds_cap(self.cpus_requested)
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more can be started now, whatever it asks for."""
+        """True if no task can start now, whatever it asks for."""
         return self.profile.slots_fixed and len(self.running) >= self.profile.slots
 
     def fits(self, request: ResourceRequest) -> bool:
-        """True if it could be started now beside what is running, after all that waits for devices."""
+        """True if it could start now beside the running tasks, after all tasks that wait for devices."""
         return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
 
     def has_good_devices(self, request: ResourceRequest) -> bool:
-        """True if it could start now on GPUs that are not crowded, and that are of those that it prefers, if it prefers any."""
+        """True if it could start now on GPUs that are not crowded, and among the preferred ones if it prefers any."""
         if request.gpu_prefer:
             request = msgspec.structs.replace(request, gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=0.0)
         return self._has_devices(request, leaves_kept=True, activity_max=CROWDED)
 
     @property
     def cpus_free(self) -> float:
-        """Cores that neither what runs nor what comes has."""
+        """Cores that neither running nor inbound tasks have."""
         return max(self.profile.cpus - self.cpus_running - self.cpus_inbound, 0.0)
 
     def has_cores(self, request: ResourceRequest) -> bool:
@@ -480,9 +477,9 @@ class Ledger:
         return self._fits(request, len(self.running), self.cpus_running)
 
     def fits_beside_all(self, request: ResourceRequest) -> bool:
-        """True if it could be started now if everything waiting and inbound were running too, beside the foreign load. One
-        that takes devices asks no more of cores than what runs and comes leaves, since it does not wait behind those that
-        wait for cores."""
+        """True if it could start now beside the foreign load, if all waiting and inbound tasks were running too. For a
+        task that takes devices only the cores of running tasks, inbound tasks and tasks waiting for devices count,
+        because it does not wait behind tasks that wait for cores."""
         if not request.takes_devices:
             foreign_cpus = self.foreign_slots * self.profile.cpus / max(self.profile.slots, 1)
             cpus = self.cpus_requested + foreign_cpus
@@ -507,9 +504,9 @@ class Ledger:
         leaves_kept: bool = False,
         activity_max: float = math.inf,
     ) -> bool:
-        """True if its devices are free, also when the others, as far as there is room for them, have theirs; and the
-        attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free; ``activity_max``: nor is
-        one with more work than this, its own counted."""
+        """True if its devices are free after the ``others`` got theirs, as far as they fit, and without the attempts
+        ``without``. ``leaves_kept``: devices reserved for a waiting task are not free; ``activity_max``: nor are
+        devices with more work than this, its own included."""
         devices, tried = self.devices, []
         for number, other in enumerate(others):
             ask = DeviceRequest(other, devices.config)
@@ -529,7 +526,7 @@ class Ledger:
                 devices.take_back(key)
 
     def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
-        """True if it could be started now if these attempts held nothing."""
+        """True if it could start now if these attempts held nothing."""
         keys = list(keys)
         held = [self.running[key][0] for key in keys]
         count, cpus = len(self.running) - len(held), self.cpus_running - sum(map(self.cores_of, held))
@@ -551,13 +548,13 @@ class Ledger:
         return has_memory(request, profile, used_bytes)
 
     def cores_of(self, request: ResourceRequest) -> float:
-        """Cores that a task has for sure while it runs here."""
+        """Cores that a task is guaranteed while it runs here."""
         if request.overcommit and self.profile.enforces_cores:
             return request.cpus * OVERCOMMIT_SHARE
         return request.cpus
 
     def recount(self, waiting: Iterable[Work]) -> None:
-        """Other cores count for the same requests than before."""
+        """Recount the cores of all tasks after the rule for them has changed."""
         self.cpus_running = sum((self.cores_of(request) for request, _ in self.running.values()), 0.0)
         self.cpus_inbound = sum(map(self.cores_of, self.inbound.values()), 0.0)
         requests = ((work.spec.request, work.count) for work in waiting)
@@ -565,7 +562,7 @@ class Ledger:
         self._changed()
 
     def exceeds_cap(self, cpus: float) -> bool:
-        """True if this node would take more power than tasks may have it take, with so many cores busy."""
+        """True if this number of busy cores would exceed the power cap for tasks."""
         return self.profile.power is not None and self.profile.power.exceeds_cap(cpus)
 
     def start(
@@ -579,7 +576,7 @@ class Ledger:
         learned: Mapping[str, int] = NOTHING_LEARNED,
         owner: str | None = "",
     ) -> None:
-        """Book the resources of a starting attempt, and these devices. run_s: the time it takes with high probability;
+        """Book the resources of a starting attempt, and these devices. run_s: its run time with high probability;
         learned, owner: as in `DeviceRequest`."""
         if key not in self.running:
             if devices:
@@ -609,18 +606,18 @@ class Ledger:
 
     @property
     def gpu_tasks(self) -> int:
-        """n in GPUs: how many all tasks here ask for."""
+        """n in GPUs: the number of GPUs that all tasks here ask for."""
         asked = [request for request, _ in self.running.values()]
         asked += self.inbound.values()
         return math.ceil(self._gpus_waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
 
     @property
     def waits_for_devices(self) -> bool:
-        """True if any task here does."""
+        """True if any task here waits for devices."""
         return bool(self._waiting_for_devices)
 
     def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
-        """A task joins (by=1) or leaves (by=-1) those waiting here."""
+        """Count tasks that join (by > 0) or leave (by < 0) those waiting here."""
         self.waiting += by
         if is_local:
             self.waiting_local += by
@@ -640,7 +637,7 @@ class Ledger:
         self._changed()
 
     def expect(self, uid: bytes, request: ResourceRequest) -> None:
-        """A task is on its way here; one that was promised before is known better by now."""
+        """Count an inbound task, or correct its request if it was counted before."""
         before = self.inbound.get(uid)
         if before != request:
             self.inbound[uid] = request
@@ -660,27 +657,25 @@ class Ledger:
 
 
 LOOKED_AT_MAX = 32
-"""Different requests of one scope that are tried one after the other: of those that wait for the same GPUs, or for any."""
+"""Limit on different requests of one scope that are tried; a scope: tasks that wait for the same GPUs, or for any."""
 LOOKED_AT_IN_ALL_MAX = 256
 PASSED_MAX = 1024
-"""Tasks of one scope that are looked at in all; those that ask the same as one before are passed by."""
+"""Limit on tasks of one scope that are scanned; those with a request that was tried before are skipped."""
 SKIPPED_MAX = 16_384
-"""Tasks in line that are gone through in all: those of a scope that was looked at for long enough are skipped."""
+"""Limit on tasks in line that are scanned; those of an exhausted scope are skipped."""
 LineScope = tuple[tuple[str, ...] | None, tuple[str, ...]]
-"""The GPUs that it waits for, () = any, None = it takes none; and its other kinds of devices."""
+"""The GPUs that a task waits for, () = any, None = it takes none; and its other kinds of devices."""
 ANY_GPU: LineScope = ((), ())
 
 
 class DeviceQueue:
-    """Order in which tasks that wait for devices start, and what is kept for whom. One per queue.
+    """Start order of the tasks that wait for devices, and their reservations. One per queue.
 
-    They are looked at in order. One that fits starts; for one that does not, devices are reserved (`Backfill`), and later ones
-    start only where that does no harm. One whose devices are free but not the cores that it asks for has the next cores that
-    come free.
+    Tasks are tried in order. A task that fits starts; for one that does not, devices are reserved (`Backfill`), and
+    later tasks start only if they do not delay it. A task that lacks only cores gets the next free ones.
 
-    due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: of
-    each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
-    start if there were others.
+    due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: by priority, the
+    first task whose devices are free but not its cores; depends_on_cores: with more cores, some task might start.
     """
 
     __slots__ = ("_failed", "_ledger", "_looked_at", "_state", "depends_on_cores", "due_s", "is_idle", "lacks_cores")
@@ -694,12 +689,12 @@ class DeviceQueue:
         self.lacks_cores: dict[int, Work] = {}
         self.depends_on_cores = False
         self.is_idle = True
-        """True if nothing was looked at since the last `begin`."""
+        """True if no task was tried since the last `begin`."""
 
     def begin(self) -> None:
-        """A new look at all that waits; nothing is reserved so far."""
+        """Start a new scan of all waiting tasks, without reservations."""
         self.is_idle = True
-        if self._ledger.kept.seen:  # else nothing is kept
+        if self._ledger.kept.seen:  # otherwise there are no reservations
             self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
         self._looked_at.clear()
@@ -708,11 +703,11 @@ class DeviceQueue:
         self.due_s = NEVER_S
 
     def is_overdue(self, work: Work) -> bool:
-        """True if it has waited so long that nobody may overtake it."""
+        """True if it has waited so long that no task may overtake it."""
         return self._ledger.now_s - work.arrived_s >= self._ledger.devices.config.starve_after_s
 
     def first_that_fits(self, priority: int, line: Iterable[Work], before: Work | None) -> Work | None:
-        """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
+        """The first task that may start now, with its devices. ``before``: only tasks that arrived before this one may
         start."""
         self.is_idle = False
         failed, now_s = self._failed, self._ledger.now_s
@@ -751,8 +746,8 @@ class DeviceQueue:
         return (request.gpu_prefer if waits else ()) if request.gpus else None, kinds
 
     def _asks(self, work: Work) -> tuple[tuple[object, ...], float, Mapping[str, int]]:
-        """Key of its request, alike for all that ask the same now; how long it runs at most, as far as that is known; what is
-        known of its need."""
+        """Key of its request, equal for all tasks with the same request now; bound on its run time, as far as known;
+        its learned needs."""
         request, models = work.spec.request, self._ledger.devices.models
         run_s = self._state.run_s_max(work, models)
         learned = self._state.learned_gpu_bytes(work, models)
@@ -761,13 +756,13 @@ class DeviceQueue:
         return (request, run_s, is_over, tuple(learned.items())), run_s, learned
 
     def _may_reserve(self, work: Work, run_s: float, *, is_soft_too: bool = True) -> bool:
-        """True if devices may be reserved for it beside the hardened reservations."""
+        """True if devices may be reserved for it in addition to the hard reservations."""
         kept = self._ledger.kept
         is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
         return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))
 
     def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
-        """True if its devices are free; if not, some are kept for it."""
+        """True if its devices are free; if not, reserve some for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         home = work.home if isinstance(work, RemoteTask) else ""

@@ -1,9 +1,9 @@
-"""The devices of this node: who holds each, what was last read of it, and whether a task fits beside the others. Pure.
+"""The devices of this node: the holders of each, its newest reading, and whether a task fits beside them. Pure.
 
-What is claimed of a GPU's memory is the sum of max(promised, most seen) of its grants and of what foreign processes need:
-the most that those that are there now have lately used. A process that has left claims nothing. A task fits (`why_not`) if
-the device is sound, has a slot left, enough memory by promise and by reading, and does not get more work than the config
-allows. `DeviceLedger` keeps all devices; `placement.py` chooses among those that fit, and keeps room for whoever waits.
+The claimed memory of a GPU is the sum of max(promised, peak) over its grants, plus the need of foreign processes: the
+recent peak of those that are present. A process that has left claims nothing. A task fits (`why_not`) if the device is
+healthy, has a slot left, enough memory by promise and by reading, and its work stays within the configured limit.
+`DeviceLedger` keeps all devices; `placement.py` chooses among devices that fit, and reserves some for waiting tasks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ COMMANDS_MAX = 64
 
 
 class MpsDegree:
-    """Co-run degree of a GPU under MPS: how many tasks pay off at a time (limit), learned from the run times of the same
-    command.
+    """Co-run degree of a GPU under MPS: the number of tasks that pay off together (limit), learned from the run times
+    of the same command.
 
-    Additive increase, multiplicative decrease: the limit grows by one when k runs at a time got at least GAIN_MIN more done
-    than fewer, and is halved when they got LOSS_MAX less done, as tasks that contend for memory bandwidth do.
+    Additive increase, multiplicative decrease: the limit grows by one if k parallel runs achieved at least GAIN_MIN
+    times the throughput of fewer. It is halved at LOSS_MAX or below, as with tasks that contend for memory bandwidth.
     """
 
     __slots__ = ("_most", "_seconds", "limit")
@@ -49,7 +49,7 @@ class MpsDegree:
         self._seconds: BoundedDict[tuple[bytes, ...], dict[int, float]] = BoundedDict(COMMANDS_MAX)
 
     def ended(self, command: tuple[bytes, ...], degree: int, seconds: float) -> None:
-        """Learn from a run that has ended well, with so many at a time, itself counted."""
+        """Learn from a run that has ended well, with ``degree`` runs in parallel, itself included."""
         if seconds <= 0.0:
             return
         of_degree = self._seconds.setdefault(command, {})
@@ -58,7 +58,7 @@ class MpsDegree:
         fewer = max((one for one in of_degree if one < degree), default=0)
         if degree != self.limit:
             return
-        # Where nothing is known of fewer at a time, one more is tried.
+        # If no lower degree is known, the limit grows by one.
         gain = (degree / of_degree[degree]) / (fewer / of_degree[fewer]) if fewer else GAIN_MIN
         if gain >= GAIN_MIN:
             self.limit = min(self.limit + 1, self._most)
@@ -67,25 +67,25 @@ class MpsDegree:
 
 
 EPSILON = 1e-9
-"""Cores and parts of devices are sums of floats; nobody is refused for a rounding error."""
+"""Tolerance: cores and parts of devices are sums of floats, and a rounding error must not refuse a task."""
 NEVER_S = math.inf
 STABLE_READINGS = 2
-"""Memory that is the same in so many readings, one after the other, stands still."""
+"""Consecutive equal readings of memory after which it counts as stable."""
 ACTIVITY_HALF = 0.5
 CROWDED = 1.5
-"""A device with more work than this, in whole devices, is taken only if there is none with less."""
+"""A device with more work than this, in whole devices, is used only if all have more."""
 LEARNED_SHARE = 0.9
-"""A command that has needed more than this of what a device can give is taken to need all of it."""
+"""A command that has needed more than this share of a device's memory is assumed to need all of it."""
 SMALL_MAX = (1 << 31) - 1
 
 
 class DeviceRequest:
-    """The request of one task for each device that it is given.
+    """The request of one task for each of its devices.
 
-    need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
-    model; activity: how much of a GPU it keeps busy; activity_max: of a GPU that it shares, itself counted; is_exclusive: nobody joins it; run_s: how long it will run nearly for
-    sure (p90), infinite = not known; owner: whose daemon of MPS it can use, None = nobody's; pct: its share of the multiprocessors
-    under MPS.
+    need_bytes: memory as stated by its user, None = not stated; learned: what its command has needed on each GPU model;
+    activity: its share of a GPU's work; activity_max: limit on the work of a shared GPU, its own included;
+    is_exclusive: no task joins it; run_s: bound on its run time that nearly always holds (p90), infinite = unknown;
+    owner: of the MPS daemon that it can use, None = of none; pct: its share of the multiprocessors under MPS.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class DeviceRequest:
         self._config = config
 
     def bytes_of(self, device: Device) -> int | None:
-        """The memory it needs of this device, None = not known: then it may need all."""
+        """The memory that it needs of this device, None = unknown: it may need all."""
         if self.need_bytes is not None:
             return self.need_bytes
         if self.fraction < 1.0:
@@ -135,24 +135,24 @@ class DeviceRequest:
 
     @property
     def wants_empty(self) -> bool:
-        """True if it starts only where nobody else is, whatever the device."""
+        """True if it starts only on an empty device, whatever the device."""
         is_known = self.need_bytes is not None or self.fraction < 1.0 or bool(self.learned)
         return self.is_exclusive or (self.share is GpuShare.AUTO and not is_known)
 
     def wants_empty_on(self, device: Device) -> bool:
-        """True if it starts on this one only if nobody else is there."""
+        """True if it starts on this device only if it is empty."""
         return self.is_exclusive or (self.share is GpuShare.AUTO and self.bytes_of(device) is None)
 
 
 def grantable_bytes(device: Device, config: GpuConfig) -> int:
-    """Bytes of a device's memory that tasks may have, all together."""
+    """Bytes of a device's memory that all tasks together may get."""
     return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
 
 
 class DeviceGrant:
-    """A device given to one attempt. ends_s: when the grant is almost surely over, infinite = not known;
-    stable: number of successive readings that saw the same memory of it. mode: how it is held; others: tasks
-    under MPS that were there before; fault: a fault of MPS under it."""
+    """A device granted to one attempt. ends_s: when the grant is almost surely over, infinite = unknown;
+    stable: number of consecutive readings with the same memory. mode: how it is held; others: number of tasks
+    under MPS that were there before; fault: an MPS fault during it."""
 
     __slots__ = (
         "ask",
@@ -195,7 +195,7 @@ class DeviceGrant:
         self.peak_bytes = max(self.peak_bytes, used_bytes)
 
     def is_settled(self, now_s: float, settle_s: float) -> bool:
-        """True if it is known by now how much it takes."""
+        """True if its memory use is known by now."""
         return (
             self.promised_bytes is not None
             or now_s - self.since_s >= settle_s - EPSILON
@@ -212,11 +212,11 @@ class DeviceState:
         self.device = device
         self.reading = DeviceReading(device.id)
         if device.is_read:
-            self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
+            self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read yet")
         self.grants: dict[str, DeviceGrant] = {}
         self.degree = MpsDegree(config.tasks_max)
         self.mps_why = ""
-        """The reason why MPS does not work here now."""
+        """The reason why MPS does not work here now, or ""."""
         self._config = config
 
     @property
@@ -238,7 +238,7 @@ class DeviceState:
         return DeviceMode.MPS if modes and set(modes) == {DeviceMode.MPS} else DeviceMode.TIME
 
     def mode_for(self, ask: DeviceRequest, without: Sequence[str] = ()) -> DeviceMode:
-        """The mode in which it would hold this task beside the others."""
+        """The mode in which it would hold this task beside its other tasks."""
         if ask.is_exclusive or self.device.kind != GPU:
             return DeviceMode.EXCLUSIVE
         others = [grant for key, grant in self.grants.items() if key not in without]
@@ -248,16 +248,16 @@ class DeviceState:
         return DeviceMode.MPS if ask.share is GpuShare.MPS else DeviceMode.TIME
 
     def _why_not_so(self, mode: DeviceMode, ask: DeviceRequest, others: Sequence[DeviceGrant]) -> str:
-        """The reason why it cannot hold a task in this mode beside these."""
+        """The reason why it cannot hold a task in this mode beside these grants; "" if it can."""
         if mode is DeviceMode.MPS:
             return self._why_no_mps(ask, others)
         if any(grant.mode is DeviceMode.MPS for grant in others):
             return "held under MPS"
         is_short = mode is DeviceMode.TIME and not ask.wants_empty_on(self.device)
-        return "it is shared under MPS alone" if is_short and self._config.mps == "require" else ""
+        return "it is shared only under MPS" if is_short and self._config.mps == "require" else ""
 
     def _why_no_mps(self, ask: DeviceRequest, others: Sequence[DeviceGrant]) -> str:
-        """The reason why a task cannot run under MPS beside these."""
+        """The reason why a task cannot run under MPS beside these grants; "" if it can."""
         if self._config.mps == "off" or not self.device.has_mps:
             return "there is no MPS on it"
         if self.mps_why:
@@ -287,18 +287,18 @@ class DeviceState:
 
     @property
     def foreign(self) -> int:
-        """Tenants that are none of ours."""
+        """Number of foreign processes, and of attempts without a grant."""
         return self.reading.foreign + sum(key not in self.grants for key, _ in self.reading.ours)
 
     @property
     def grantable_bytes(self) -> int:
-        """Bytes of its memory that tasks may have, all together."""
+        """Bytes of its memory that all tasks together may get."""
         return grantable_bytes(self.device, self._config)
 
-    # -- what was read -------------------------------------------------------------------------------------------------
+    # -- readings ------------------------------------------------------------------------------------------------------
 
     def read(self, reading: DeviceReading) -> None:
-        """The newest reading."""
+        """Store the newest reading."""
         self.reading = reading
         seen = dict(reading.ours)
         for key, grant in self.grants.items():
@@ -306,14 +306,14 @@ class DeviceState:
 
     @property
     def foreign_bytes(self) -> int:
-        """Memory that foreign processes are taken to need: the most that those that are there now have lately used."""
+        """Memory that foreign processes are assumed to need: the recent peak of those that are present."""
         return max(self.reading.mem_foreign_bytes, self.reading.mem_foreign_peak_bytes) + self.unknown_bytes
 
-    # -- what is claimed -----------------------------------------------------------------------------------------------
+    # -- claims --------------------------------------------------------------------------------------------------------
 
     def claimed_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
-        """The memory that its grants, but for those ``without``, and others are taken to need; all of it while one of them has not
-        shown yet what it takes."""
+        """The memory that its grants, except ``without``, and foreign processes are assumed to need; all of it while
+        the use of a grant is not known yet."""
         claimed = self.foreign_bytes
         for key, grant in self.grants.items():
             if key in without:
@@ -324,7 +324,7 @@ class DeviceState:
         return claimed
 
     def free_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
-        """The memory that may still be promised, ≥ 0."""
+        """The memory that can still be promised, ≥ 0."""
         by_promise = self.grantable_bytes - self.claimed_bytes(now_s, without)
         leaving = sum(grant.now_bytes for key, grant in self.grants.items() if key in without)
         unused = sum(
@@ -336,7 +336,7 @@ class DeviceState:
         return max(min(by_promise, by_reading), 0)
 
     def why_not(self, ask: DeviceRequest, now_s: float, without: Sequence[str] = ()) -> str:
-        """The reason why it has no room for this task, as if the grants ``without`` were over; "" if it has."""
+        """The reason why it has no room for this task, with the grants ``without`` ended; "" if it has."""
         reading = self.reading
         if not reading.health.is_usable:
             return reading.why or ("its driver does not answer" if reading.health is Health.UNKNOWN else "sick")
@@ -354,7 +354,7 @@ class DeviceState:
             return f"{counted(count, 'task')} on it" if count else "other programs use it"
         if count + foreign >= config.tasks_max:
             return f"{counted(count + foreign, 'task')} on it, at most {config.tasks_max}"
-        if not self.device.mem_bytes:  # nothing is known of it: parts of it, as they add up
+        if not self.device.mem_bytes:  # its memory is unknown: count the fractions
             taken = sum(grant.ask.fraction for grant in others)
             return f"{taken:g} of it taken" if taken + ask.fraction > 1.0 + EPSILON else ""
         if why := self._why_not_so(self.mode_for(ask, without), ask, others):
@@ -371,7 +371,7 @@ class DeviceState:
         return f"{free / 2**30:.1f} GiB free, asked {need / 2**30:.1f}" if need > free else ""
 
     def load(self, now_s: float) -> DeviceLoad:
-        """The state that other nodes get."""
+        """The state that is reported to other nodes."""
         reading, count = self.reading, len(self.grants)
         usable = reading.health.is_usable and not self.is_held_alone
         ends_s = min((grant.ends_s for grant in self.grants.values()), default=NEVER_S)
@@ -392,7 +392,7 @@ class DeviceState:
         )
 
     def _left(self, now_s: float) -> tuple[int, float]:
-        """The number of tasks of unknown work that could join, and the largest part of it that one could have."""
+        """The number of tasks of unknown work that could join, and the largest share of it that one could get."""
         config, count = self._config, len(self.grants) + self.foreign
         if self.device.kind != GPU:
             return (0, 0.0) if count else (1, 1.0)
@@ -405,7 +405,7 @@ class DeviceState:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things, as text."""
+    """A number with its noun, as text."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -414,8 +414,8 @@ MPS_FAULTS_MAX = 2
 
 
 class DeviceLedger:
-    """Ledger of this node's devices, in the order of their numbers; `holding` names the devices of an attempt. version:
-    grows with every change that may give a waiting task room."""
+    """Ledger of this node's devices, in the order of their numbers; `holding`: the devices of each attempt. version:
+    grows with every change that may let a waiting task start."""
 
     def __init__(self, profile: Profile, config: GpuConfig) -> None:
         self.config = config
@@ -423,16 +423,15 @@ class DeviceLedger:
         self.holding: dict[str, tuple[str, ...]] = {}
         self.version = 0
         self.was_left = False
-        """An attempt is over whose devices have to be read."""
+        """True if an attempt has ended and its devices must be read."""
         self.strays: BoundedDict[tuple[str, str], None] = BoundedDict(STRAYS_MAX)
-        """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
-        none: the newest STRAYS_MAX."""
+        """(execution key, device id) of attempts seen on devices that they were not granted: the newest STRAYS_MAX."""
         self.kept: Mapping[str, object] = {}
-        """Ids of those that are kept for somebody who waits for them."""
+        """Ids of devices reserved for a waiting task."""
         self._leaving: dict[str, float] = {}
         self._present: tuple[str, ...] = ()
         self._mps_faults: BoundedDict[tuple[bytes, ...], int] = BoundedDict(STRAYS_MAX)
-        """Number of attempts under which MPS has failed, by command."""
+        """Number of attempts during which MPS has failed, by command."""
         self.models: tuple[str, ...] = ()
         self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
@@ -440,18 +439,18 @@ class DeviceLedger:
         )
 
     def keep(self, devices: Mapping[str, object]) -> None:
-        """Keep the devices with these ids, now and whenever the map changes, for those who wait for them."""
+        """Reserve the devices with these ids, now and whenever the map changes, for waiting tasks."""
         self.kept = devices
 
     def set_devices(self, devices: Iterable[Device]) -> None:
-        """Replace the node's devices. One that has disappeared while an attempt holds it stays, and is not granted
+        """Replace the node's devices. A device that has disappeared while an attempt holds it stays, and is not granted
         again."""
         before, self.states = self.states, {}
         for device in devices:
             state = before.pop(device.id, None)
             if state is None:
                 state = DeviceState(device, self.config)
-            elif device.id not in self._present:  # it is back: what was said of it holds no more
+            elif device.id not in self._present:  # it has returned: its last reading is void
                 state.reading = DeviceState(device, self.config).reading
             state.device = device
             self.states[device.id] = state
@@ -463,7 +462,7 @@ class DeviceLedger:
         self.version += 1
 
     def _gone(self, state: DeviceState) -> DeviceState:
-        state.reading = DeviceReading(state.id, Health.SICK, "it is not there (any more)")
+        state.reading = DeviceReading(state.id, Health.SICK, "it is not present")
         return state
 
     def of_grant(self, key: str) -> list[DeviceState]:
@@ -475,8 +474,8 @@ class DeviceLedger:
         return [state for state in self.states.values() if state.device.kind == kind]
 
     def read(self, readings: Iterable[DeviceReading], read_s: float) -> list[tuple[str, str]]:
-        """Take in the readings of ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
-        seen where it has no business for the first time, as (execution key, device id)."""
+        """Store the readings of ``read_s``, and end the grants of ended attempts that are no longer seen. → attempts
+        seen for the first time on a device that they were not granted, as (execution key, device id)."""
         strays = []
         for reading in readings:
             state = self.states.get(reading.id)
@@ -506,7 +505,7 @@ class DeviceLedger:
     # -- grants --------------------------------------------------------------------------------------------------------
 
     def grant(self, key: str, names: Sequence[str], ask: DeviceRequest, now_s: float) -> None:
-        """Grant devices to an attempt; one that does not exist (any more) is noted all the same."""
+        """Grant devices to an attempt; a device that is missing is recorded as well."""
         for name in names:
             state = self.states.get(name)
             if state is None:
@@ -519,13 +518,13 @@ class DeviceLedger:
             self._leaving.pop(key, None)
 
     def take_back(self, key: str) -> None:
-        """Undo a grant of a trial."""
+        """Undo a trial grant."""
         self.version += 1
         for name in self.holding.pop(key, ()):
             del self.states[name].grants[key]
 
     def end(self, key: str, now_s: float) -> None:
-        """The attempt is over. A device that is read is given away when a reading shows nothing of it there any more."""
+        """Handle the end of an attempt. A device with readings is free once a reading no longer shows it."""
         names = self.holding.get(key)
         if names is None:
             return
@@ -545,13 +544,13 @@ class DeviceLedger:
         self._leaving.pop(key, None)
 
     def expire(self, now_s: float) -> None:
-        """Time has passed: what an ended attempt has left on a device counts as foreign from now on."""
+        """Let remains of ended attempts count as foreign after release_s_max."""
         for key in [key for key, left_s in self._leaving.items() if now_s >= left_s + self.config.release_s_max]:
             self._release(key)
         self.version += 1
 
     def due_s(self, now_s: float) -> float:
-        """The time at which time alone will have changed something; infinite = never."""
+        """The time of the next change without an event; infinite = never."""
         dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
         for state in self.states.values():
             dues += [
@@ -564,9 +563,9 @@ class DeviceLedger:
     # -- MPS -----------------------------------------------------------------------------------------------------------
 
     def mps_owner(self, spec: TaskSpec, home: str) -> str | None:
-        """Owner of the MPS daemon that a task could use: the account that it runs as, "" where all run as one. None: it is a guest
-        with an account of its own, or its command has broken MPS before and it does not ask for MPS. home: its home node, "" = this
-        one, whose users another node may also have named (`node:user`)."""
+        """Owner of the MPS daemon that a task could use: its account, or "" if all tasks run under one. None: it is a
+        guest with a separate account, or its command has broken MPS before and does not ask for MPS. home: its home
+        node, "" = this node, where a user may also come from another node (`node:user`)."""
         if self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS:
             return None
         if not self.config.mps_by_user:
@@ -581,7 +580,7 @@ class DeviceLedger:
         )
 
     def mps_reported(self, name: str, why: str, *, is_fault: bool) -> None:
-        """MPS of a device works, or not. Tasks that wait for its daemon, and can do without, share in turns."""
+        """Record whether MPS of a device works. Tasks that wait for its daemon, and can do without, share by time."""
         state = self.states.get(name)
         if state is None:
             return
@@ -604,15 +603,15 @@ class DeviceLedger:
                 degree = round((grant.others + 1 + len(state.grants)) / 2)
                 state.degree.ended(command, degree, exit_.ended_at - exit_.started_at)
 
-    # -- summed up -----------------------------------------------------------------------------------------------------
+    # -- totals --------------------------------------------------------------------------------------------------------
 
     def advertised(self) -> tuple[Device, ...]:
         """Devices as this node's profile lists them."""
         return tuple(self.states[name].device.advertised(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
-        """The state of each device, as load reports tell it; worked out anew once a second, or when something has changed. One that is kept
-        for somebody has no room for others."""
+        """The state of each device for load reports, refreshed once a second or after a change. A device that is
+        reserved has no room for other tasks."""
         moment = self.version, int(now_s), tuple(self.kept)
         if self._told[0] != moment:
             self._told = moment, tuple(self._load(state, now_s) for state in self.states.values())
@@ -628,7 +627,7 @@ class DeviceLedger:
 
     @property
     def gpus_busy(self) -> float:
-        """GPUs kept busy by anybody: of each the share of its time, or of its memory, whichever is larger."""
+        """Number of GPUs kept busy by all programs: for each the larger share of its time and of its memory."""
         return sum(_busy(state) for state in self.of_kind(GPU))
 
     @property
@@ -637,7 +636,7 @@ class DeviceLedger:
         return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
 
     def gpus_free(self) -> int:
-        """GPUs that one more task could have for itself now."""
+        """Number of GPUs that one more task could have exclusively now."""
         return sum(
             state.mode is DeviceMode.FREE and state.reading.health.is_usable and state.id not in self.kept
             for state in self.of_kind(GPU)
@@ -656,27 +655,27 @@ def _kind_of(name: str) -> str:
 
 OUT_OF_GPU_MEMORY = "gpu memory"
 NEARLY_ALL = 0.97
-"""Others who have left this share of a promise free have not taken it."""
+"""If others leave this share of a promise free, it counts as not taken."""
 STOPPED_BY = (1, 2, 9, 15)
-"""Signals that somebody else sends; what they end has not failed."""
+"""Signals that others send; an attempt that they end has not failed."""
 MODEL_CHARS_MAX = 96
 REASON_CHARS_MAX = 512
 DEVICE_CHARS_MAX = 128
 
 
 def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request: ResourceRequest, exit_: Exit) -> Exit:
-    """The exit of an attempt that still holds ``names``, with what it has used, and what it had too little of. After a
-    start of the agent what was read before is not known any more; of an attempt that ended meanwhile nothing is.
+    """The exit of an attempt that still holds ``names``, with its GPU use and the resource that it ran out of. Readings
+    from before a restart of the agent are lost; for an attempt that ended meanwhile there are none.
 
-    The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if
-    the last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is
-    no evidence: a task that uses all that it was promised may fail for any reason. An attempt that failed on a card that is
-    sick by now, which it was not when it was given, or under MPS whose server has ended, failed because of that.
+    The peak memory of each grant comes from the readings while it ran. An attempt has run out of GPU memory only if the
+    end of its stderr says that an allocation was refused (the agent checks: `Exit.out_of`). Its memory use is no
+    evidence: a task that uses all its promised memory may fail for any reason. An attempt that failed has failed
+    because of its device if the card is sick now, or if its MPS server has ended.
     """
     states = [state for name in names if (state := devices.states.get(name)) is not None and state.device.kind == GPU]
     if not states:
         return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
-    state = max(states, key=lambda one: _peak_bytes(one.grants.get(key)))  # of equal ones the first that was given
+    state = max(states, key=lambda one: _peak_bytes(one.grants.get(key)))  # the first of equals
     grant = state.grants.get(key)
     peak_bytes = _peak_bytes(grant)
     usage = msgspec.structs.replace(
@@ -705,13 +704,13 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
 
 
 def has_failed(exit_: Exit) -> bool:
-    """True if the attempt failed by itself: it was not stopped, not timed out, and not out of the machine's memory."""
+    """True if the attempt failed by itself: not stopped, within its time limit, and not out of the machine's memory."""
     is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
     return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
 
 
 def _by_device(exit_: Exit, state: DeviceState, why: str) -> Exit:
-    """The exit of an attempt that failed because this card did, or its MPS."""
+    """The exit of an attempt that failed because of this card or its MPS."""
     name = f"GPU {state.device.index}" + (f" ({state.device.model})" if state.device.model else "")
     return msgspec.structs.replace(
         exit_,
@@ -726,7 +725,7 @@ def _peak_bytes(grant: DeviceGrant | None) -> int:
 
 
 def _had_bytes(state: DeviceState, grant: DeviceGrant | None, promised_bytes: int | None) -> int:
-    """The memory of the card that it could have had; 0 if others have taken what was promised to it, or was to be its own."""
+    """The memory of the card that it could have had; 0 if others have taken its promised or exclusive memory."""
     others_bytes = max(state.reading.mem_used_bytes - (grant.now_bytes if grant is not None else 0), 0)
     left_bytes = max(state.device.mem_bytes - others_bytes, 0)
     if promised_bytes is not None:

@@ -1,9 +1,9 @@
-"""Placement on the devices of this node: which of them a task gets, all that it asks for or none, and which are kept for whoever
-waits for some (`Backfill`). Pure.
+"""Placement on the devices of this node: the devices that a task gets (all that it asks for, or none), and the devices
+reserved for waiting tasks (`Backfill`). Pure.
 
-The preferred ones come first, then the best of the others. `queue` waits for exactly the preferred GPUs; `schedule` takes any
-that fit. Among those, in this order: an empty one for a task that may keep it busy, one that is not crowded, the one that has
-the least memory left over, of several GPUs those that are nearest to each other, the cooler, the lower number.
+Preferred devices come first, then the best of the others. `queue` waits for exactly the preferred GPUs; `schedule`
+takes any that fit. Their order: an empty one for a task that may keep it busy, one that is not crowded, the one with
+the least memory left over, for several GPUs those nearest to each other, the cooler, the lower number.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 COMBINATIONS_MAX = 2000
-"""Sets of GPUs that are compared by how near they are; more than this, and they are gathered around each GPU in turn."""
+"""Sets of GPUs whose distances are compared; with more sets, GPUs are collected around each GPU in turn."""
 
 
 def waits_for_preferred(request: ResourceRequest, waited_s: float) -> bool:
-    """True if a task waits for the GPUs that it prefers, and takes no others by now."""
+    """True if a task still waits for its preferred GPUs and takes no others."""
     is_over = 0 < request.gpu_wait_s_max <= waited_s
     return request.gpu_wait is GpuWait.QUEUE and bool(request.gpu_prefer) and not is_over
 
 
 class Scope:
-    """GPUs of this node that a task may have now. preferred: those it wants, the best first; others: those it takes if
-    they have no room; is_narrow: it waits for the preferred ones alone."""
+    """GPUs of this node that a task may get now. preferred: its wishes, the best first; others: the alternatives if
+    these have no room; is_narrow: it waits for the preferred ones alone."""
 
     __slots__ = ("is_narrow", "others", "preferred")
 
@@ -62,11 +62,11 @@ def place(
     allows: Callable[[DeviceState, DeviceRequest], bool] = lambda _state, _ask: True,
     without: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
-    """The ids of the devices that the task is to have, None if there are not enough. ``allows``: whether a device that
-    fits may be taken, considering who else waits for it; ``without``: as if these attempts were over."""
+    """The ids of the devices for a task, None if there are not enough. ``allows``: whether a device that fits may be
+    taken, given the reservations; ``without``: as if these attempts had ended."""
 
     def fits(state: DeviceState) -> bool:
-        return allows(state, ask) and not state.why_not(ask, now_s, without)  # the cheaper first
+        return allows(state, ask) and not state.why_not(ask, now_s, without)  # the cheaper test first
 
     names: list[str] = []
     for kind, count in request.devices:
@@ -96,7 +96,7 @@ def _gpus(
 
 
 def _rank(ask: DeviceRequest, now_s: float) -> Callable[[DeviceState], tuple[float, ...]]:
-    """The smallest is the best."""
+    """Sort key of devices: the smallest is the best."""
 
     def key(state: DeviceState) -> tuple[float, ...]:
         is_shared = bool(state.grants or state.foreign)
@@ -110,7 +110,8 @@ def _rank(ask: DeviceRequest, now_s: float) -> Callable[[DeviceState], tuple[flo
 
 
 def nearest(chosen: Sequence[DeviceState], ranked: Sequence[DeviceState], count: int) -> tuple[DeviceState, ...]:
-    """``count`` of the ranked: those with the shortest longest way among them and the chosen; of equal ones the first."""
+    """``count`` of the ranked devices, with the least maximum distance among them and the chosen; of equals the
+    first."""
     if count == 1 and not chosen:
         return (ranked[0],)
     sets = list(_limited(ranked, count))
@@ -123,7 +124,7 @@ def nearest(chosen: Sequence[DeviceState], ranked: Sequence[DeviceState], count:
 
 
 def _limited(ranked: Sequence[DeviceState], count: int) -> Sequence[tuple[DeviceState, ...]]:
-    """The sets to be compared, the better-ranked first."""
+    """The sets to compare, the better-ranked first."""
     total = 1
     for step in range(count):
         total = total * (len(ranked) - step) // (step + 1)
@@ -137,12 +138,12 @@ def _limited(ranked: Sequence[DeviceState], count: int) -> Sequence[tuple[Device
 
 
 def distance(one: DeviceState, other: DeviceState) -> int:
-    """Distance of two devices (`Nearness`); not known counts as far."""
+    """Distance of two devices (`Nearness`); unknown counts as far."""
     return dict(one.device.links).get(other.id, Nearness.SYSTEM)
 
 
 def preferred(states: Sequence[DeviceState], names: Sequence[str]) -> list[DeviceState]:
-    """The devices that these names mean, in this order, each once."""
+    """The devices that these names select, in this order, each once."""
     found: list[DeviceState] = []
     for name in names:
         found += [state for state in states if state not in found and matches_device(state.device, name)]
@@ -161,12 +162,12 @@ def matches_device(device: Device, name: str) -> bool:
 
 STARVES_AFTER_RUNS = 3
 RESERVED_MAX = 4
-"""So many in line have something kept for them that is not hard yet: of these the first alone is what keeps it from
-starving. Of those that nobody may overtake any more, as many as there are devices: more could not start."""
+"""Limit on soft reservations: the first alone prevents starvation. The limit on hard reservations is the number of
+devices, because more tasks could not start."""
 
 
 class Reservation(msgspec.Struct, frozen=True, eq=False):
-    """Devices (ids) kept for the task that asks this, from ``starts_s`` on. number: how many were made before."""
+    """Devices (ids) reserved for the task with this request from ``starts_s`` on. number: count of earlier ones."""
 
     ask: DeviceRequest
     devices: tuple[str, ...]
@@ -177,18 +178,18 @@ class Reservation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Backfill:
-    """Reservations for tasks that wait for devices, so that none starves: EASY backfilling, per device. They are those
-    of one moment, made in the order in which tasks wait.
+    """Reservations for tasks that wait for devices, so that none starves: EASY backfilling, per device. They apply to
+    one moment, and are made in the order in which tasks wait.
 
-    The first task in line that does not fit *reserves* the devices that will be the first to have room for it, at the time S
-    at which the tasks there are expected to have ended nearly for sure (p90; infinite where that is not known). A later task
-    may start beside a reservation if it does not touch its devices, or ends before S, or takes only what is left over at S.
-    After ``starve_after_s`` (or three times its own duration, if that is known and longer) the reservation *hardens*: nothing
-    new starts on its devices, so that from then on nobody waits longer than the longest task that runs there. A task that
-    waits for certain GPUs reserves those only. A device is kept for the first that waits for it, until the first that hardens
-    takes its place.
+    The first task in line that does not fit *reserves* the devices that will have room for it first, at the time S at
+    which enough of their tasks have almost surely ended (p90; infinite if unknown). A later task may start in spite of
+    a reservation if it does not use its devices, or ends before S, or takes only what is left over at S. After
+    ``starve_after_s`` (or three times the task's own duration, if known and longer) the reservation *hardens*: no new
+    task starts on its devices, so that from then on the wait is at most the longest task that runs there. A task that
+    waits for certain GPUs reserves only those. A device is reserved for the first task that waits for it, until the
+    first hard reservation replaces that.
 
-    number: of the reservations made so far; seen: how many there were when a task was looked at.
+    number: count of the reservations so far; seen: that count when each task was tried.
     """
 
     __slots__ = ("_by_device", "_hard", "_ledger", "_replaced", "_soft", "now_s", "number", "seen")
@@ -200,7 +201,7 @@ class Backfill:
         self.seen: dict[str, int] = {}
         self._by_device: dict[str, Reservation] = {}
         self._replaced: dict[str, Reservation] = {}
-        """By device: the reservation that a hard one took the place of, which kept the device from all looked at before."""
+        """By device: the reservation that a hard one replaced, which kept the device from all tasks tried earlier."""
         self._soft = self._hard = 0
         ledger.keep(self._by_device)
 
@@ -210,7 +211,7 @@ class Backfill:
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
     def kept(self, device: str, task: str) -> Reservation | None:
-        """The task that this device was reserved for when the task was last looked at, if it is another one."""
+        """The reservation of this device, for another task, when the task was last tried; None if there was none."""
         seen = self.seen.get(task, self.number)
         for kept in (self._by_device.get(device), self._replaced.get(device)):
             if kept is not None and kept.task != task and kept.number < seen:
@@ -218,7 +219,7 @@ class Backfill:
         return None
 
     def allows(self, state: DeviceState, ask: DeviceRequest, task: str = "") -> bool:
-        """True if a later task may start on this device; if its name is given, as when it was last looked at."""
+        """True if a later task may start on this device; with ``task``, as when that task was last tried."""
         kept = self.kept(state.id, task) if task else self._by_device.get(state.id)
         if kept is None:
             return True
@@ -229,7 +230,7 @@ class Backfill:
         return kept.starts_s < NEVER_S and self._leaves_room(state, kept, ask)
 
     def _leaves_room(self, state: DeviceState, kept: Reservation, ask: DeviceRequest) -> bool:
-        """True if at S there is room for both."""
+        """True if there is room for both at S."""
         if (
             state.device.kind != GPU
             or kept.ask.wants_empty_on(state.device)
@@ -251,8 +252,8 @@ class Backfill:
     def reserve(
         self, request: ResourceRequest, ask: DeviceRequest, waited_s: float, held: tuple[str, ...] = (), task: str = ""
     ) -> Reservation | None:
-        """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
-        it had reserved when that hardened. None if not enough devices are sound."""
+        """Reserve devices for a task that does not fit, preferably devices without a reservation. ``held``: its devices
+        when its reservation hardened. None if there are not enough healthy devices."""
         is_hard = self.is_hard(ask.run_s, waited_s)
         if is_hard and held and all(self._is_sound(name) for name in held):
             devices, starts_s = held, self.now_s
@@ -269,13 +270,13 @@ class Backfill:
             self._soft += 1
         for name in devices:
             before = self._by_device.setdefault(name, reservation)
-            if is_hard and not before.is_hard:  # who came before is looked at before, all the same
+            if is_hard and not before.is_hard:  # earlier tasks are still tried first
                 self._by_device[name] = reservation
                 self._replaced[name] = before
         return reservation
 
     def is_hard(self, run_s: float, waited_s: float) -> bool:
-        """True if what is kept for a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
+        """True if the reservation of a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
         own_s = STARVES_AFTER_RUNS * run_s if run_s < NEVER_S else 0.0
         return waited_s >= max(self._ledger.config.starve_after_s, own_s)
 
@@ -286,7 +287,7 @@ class Backfill:
     def _soonest(
         self, request: ResourceRequest, ask: DeviceRequest, waited_s: float
     ) -> tuple[tuple[str, ...], float] | None:
-        """Devices that have room first, and when. Among equals, devices without a reservation come first."""
+        """The devices that have room first, and when. Among equals, devices without a reservation come first."""
         chosen: list[str] = []
         starts_s = self.now_s
         wanted = [(self._ledger.of_kind(kind), count) for kind, count in request.devices]

@@ -1,13 +1,13 @@
-"""Load information: what this node knows of its own load and of its peers' room, and what it tells of it.
+"""Load information: what this node knows of its own load and of its peers' room, and what it reports.
 
-In reading order: hints about peers, the views that policies get, the load index with thresholds, region, report and
+In reading order: hints about peers, the views for policies, the load index with thresholds, region, report and
 announcements (`Information`), and admission control for tasks of other homes (`RemoteAdmission`).
 
-The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
-give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
-period, if it has one. It is also told again when something else was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next change. The transfer policy is asked for its thresholds once an event,
-or once for all if they are steady.
+The information policy names what it watches: the load region, n, or nothing. A change of the load region, or of having
+a task to give, is announced when it has held for settle_s and the policy says so; besides, at the policy's period, if
+it has one. It is also announced again if a probe or reply has carried another state meanwhile, because its receiver
+would believe that state until the next change. The transfer policy is asked for its thresholds once an event, or once
+for all if they are steady.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 
 
 NAMES_MAX = 16
-"""Names on each list; a further one drops the oldest."""
+"""Names on each list; one more drops the oldest."""
 
 
 class PeerHints:
-    """Hints of which peer was last seen with room, and which with work, after the sender and receiver lists of [SK90]:
-    newest last. Where the preset has no memory both lists stay empty.
+    """Hints of which peer last had room, and which had work, after the sender and receiver lists of [SK90]: newest
+    last. Both lists stay empty if the preset has no memory.
 
-    A search that found nothing leaves its node's name with those it asked at random: a sender's on the busy list, a
-    receiver's on the idle list. Where reports guide probing, a node that refuses remembers the searcher at once instead,
-    which costs no message. A name is only a hint: it is taken off when it is asked.
+    A search that found nothing leaves its node's name with the nodes that it asked at random: a sender's on the busy
+    list, a receiver's on the idle list. If reports guide probing, a node that refuses remembers the searcher
+    immediately instead, which costs no message. A name is only a hint: it is removed when that node is asked.
     """
 
     __slots__ = ("_busy", "_idle", "_is_on", "leaves_footprints")
@@ -71,7 +71,7 @@ class PeerHints:
     def __init__(self, *, is_on: bool, by_refusal: bool = False) -> None:
         self._is_on = is_on
         self.leaves_footprints = is_on and not by_refusal
-        """True if a search that found nothing tells those whom it asked."""
+        """True if a search that found nothing notifies the nodes that it asked."""
         self._idle: list[str] = []
         self._busy: list[str] = []
 
@@ -104,11 +104,11 @@ class PeerHints:
             self.is_busy(node)
 
     def take_idle(self, node: str) -> bool:
-        """Take a node that is asked now off the idle list → whether it was on it."""
+        """Remove a node that is asked now from the idle list → whether it was on it."""
         return _taken(self._idle, node)
 
     def take_busy(self, node: str) -> bool:
-        """Take a node that is asked now off the busy list → whether it was on it."""
+        """Remove a node that is asked now from the busy list → whether it was on it."""
         return _taken(self._busy, node)
 
     def _put(self, names: list[str], node: str) -> None:
@@ -127,9 +127,9 @@ def _taken(names: list[str], node: str) -> bool:
 
 
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
-"""Share by which a task may end later for the sake of its joules, by what its user prefers."""
+"""Share by which a task may end later to save energy, by its user's preference."""
 WAITING_LOOKED_AT_MAX = 1000
-"""Waiting tasks at either end of the queue that are compared with a node that asks for work: some milliseconds."""
+"""Waiting tasks at each end of the queue that are compared for a node that asks for work: some milliseconds."""
 ANYTHING = Need()
 """The need that every node with slots can meet."""
 
@@ -147,7 +147,7 @@ class Observed(NamedTuple):
 
 
 class View:
-    """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
+    """`policy.api.NodeView` over the machines of one node; created for each question, copies nothing."""
 
     __slots__ = (
         "_hints",
@@ -180,8 +180,8 @@ class View:
         request: ResourceRequest | None = None,
         told: tuple[LoadReport | None, float] = (None, 0.0),
     ) -> None:
-        """peers: None = all that are usable; uncounted: a waiting task that is left out; told: the last announcement, and when.
-        `for_request`: that of the task in question, if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
+        """peers: None = all usable ones; uncounted: a waiting task that is left out; told: the last announcement, and
+        its time. `for_request`: of the task in question, if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
         self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded, self._ledger = observed
         self._peers = peers
         self._uncounted = uncounted
@@ -228,7 +228,7 @@ class View:
         if self.for_request is None:
             return self._membership.load_mean(self.load, self.peers)
         loads = [self.load, *(report.load for _, report in self.reports())]
-        return fsum(loads) / len(loads)  # `statistics.fmean`, whose module takes memory
+        return fsum(loads) / len(loads)  # not `statistics.fmean`, whose module takes memory
 
     @property
     def load_unit(self) -> float:
@@ -342,7 +342,7 @@ class View:
         return self._membership.profile(node)
 
     def report(self, node: str) -> KnownReport | None:
-        """The newest unexpired report of a peer; this node's own is the one it told last."""
+        """The newest unexpired report of a peer; of this node the last announced one."""
         known = self._told_last() if node == self._state.node else self._membership.report(node)
         if known is None or self.for_request is None:
             return known
@@ -367,7 +367,7 @@ class View:
 
 
 class RunningTasksView:
-    """`policy.api.RunningView`: an attempt that has room here."""
+    """`policy.api.RunningView`: an attempt that holds resources here."""
 
     __slots__ = ("_state", "_work")
 
@@ -389,9 +389,9 @@ class RunningTasksView:
 
 
 class MovableTasksView:
-    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views; of the first WAITING_LOOKED_AT_MAX,
-    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits. What was looked at
-    is not looked at again for the next task, as long as nothing changes."""
+    """`policy.api.WaitingView`: the waiting work that ``may_go`` accepts, as task views. In a long queue it covers only
+    WAITING_LOOKED_AT_MAX tasks from each end, so that the cost of a request is bounded. Views are cached for the next
+    task, as long as nothing changes."""
 
     __slots__ = ("_may_go", "_newest", "_oldest", "_queue", "_state", "works")
 
@@ -452,21 +452,21 @@ def task_view(work: Work, state: CoreState) -> TaskView:
 Standing = tuple[Region, bool, bool]
 
 THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
-"""Thresholds before the transfer policy has given any, and while it fails."""
+"""Thresholds before the transfer policy has returned any, and while it fails."""
 NOT_SETTLED = (-1, 0, 0)
 NOT_COMPARED = -1
 PIPELINED_MAX = 64
-"""Bound on the tasks that are asked for beyond those that run because handoffs take longer than tasks."""
+"""Limit on tasks that are requested beyond the running ones because handoffs take longer than tasks."""
 HANDOFF_SHARE = 0.02
-"""Weight of a handoff that took longer than the shortest lately."""
+"""Weight of a handoff that took longer than the recent minimum."""
 LEVEL_DIGITS = 6
-"""The load index in slots is rounded to so many decimals: n / c · c is to be n."""
+"""Decimals of the load index in slots: n / c · c must give n."""
 
 
 class Information:
-    """Information policy of one node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is
-    called when the policy wants the others' load asked for. stranded: the tasks of this home without a place,
-    which count as movable; running: what runs here."""
+    """Information policy of one node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called
+    when the policy wants a query for the others' load. stranded: the tasks of this home without a place, which count as
+    movable; running: the attempts that run here."""
 
     def __init__(
         self,
@@ -504,7 +504,7 @@ class Information:
         self._own = View(self._observed, self._sensed, self._thresholds)
         """View of all tasks here, for load policies."""
         self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
-        """True if the load index changes only with the tasks here and with what the sensors read."""
+        """True if the load index changes only with the tasks here and with sensor readings."""
         self._is_in_seconds = bool(getattr(state.policies.load, "in_seconds", False))
         self._compared_at = NOT_COMPARED
         self._load = self._level = 0.0
@@ -514,12 +514,12 @@ class Information:
         self._description: LoadReport | None = None
         self._described_at: tuple[object, ...] = ()
         self._handoff_s = 0.0
-        """Time of a handoff to this node; 0 before the first."""
+        """Estimated time of a handoff to this node; 0 before the first."""
 
-    # -- asked by the other parts --------------------------------------------------------------------------------------
+    # -- queries of the other parts ------------------------------------------------------------------------------------
 
     def sampled(self, event: LoadSampled) -> bool:
-        """Handle new readings of the sensors. → whether foreign programs have left a slot that they occupied."""
+        """Handle new readings of the sensors. → whether foreign programs have freed a slot."""
         self._sensed = self._own.sensed = event
         ledger = self._ledger
         ledger.load_version += 1
@@ -536,8 +536,8 @@ class Information:
         uncounted: Work | None = None,
         request: ResourceRequest | None = None,
     ) -> View:
-        """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
-        leaves out. request: of the task that is to be placed."""
+        """The view of this node, and of the peers in question (None: all), for a policy. ``uncounted``: a waiting task
+        that the load leaves out. request: of the task that is to be placed."""
         told = self._told, self._told_s
         return View(self._observed, self._sensed, self.thresholds(), peers, uncounted, request, told)
 
@@ -558,12 +558,12 @@ class Information:
 
     # -- the thresholds, which are on the load index ------------------------------------------------------------------------
     #
-    # A threshold of at most one task per slot counts tasks as well: whatever the index says, a node with a task in every slot
+    # A threshold of at most one task per slot also applies to n: whatever the index, a node with a task in every slot
     # asks for and accepts no more, and sends and gives what it cannot start.
 
     def level(self, uncounted: Work | None = None) -> float:
-        """The load index in slots, which the thresholds are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
-        task that is left out."""
+        """The load index in slots, for comparison with the thresholds; for the index `tasks` it is n. ``uncounted``: a
+        waiting task that is left out."""
         if uncounted is not None:
             view = View(self._observed, self._sensed, self._thresholds, uncounted=uncounted)
             return self._in_slots(view, view.load)
@@ -576,7 +576,7 @@ class Information:
         return round(load / unit * max(self._ledger.profile.slots, 1), LEVEL_DIGITS)
 
     def _compare(self) -> None:
-        """Compare the load index with the thresholds. What comes of it holds until one of them changes (`Ledger.load_version`)."""
+        """Compare the load index with the thresholds. Valid until `Ledger.load_version` or a threshold changes."""
         ledger, thresholds = self._ledger, self.thresholds()
         profile, n = ledger.profile, ledger.load_tasks
         self._compared_at = ledger.load_version if self._is_index_steady else NOT_COMPARED
@@ -598,7 +598,7 @@ class Information:
             self._region = Region.OVERLOADED if is_full else Region.NORMAL
 
     def sends(self, uncounted: Work | None = None) -> bool:
-        """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
+        """True if an arriving task should go elsewhere by the load. ``uncounted``: this task, if it is in the load."""
         return self.level(uncounted) >= self.thresholds().send_at * self._ledger.profile.slots
 
     def accepts(self) -> bool:
@@ -608,7 +608,7 @@ class Information:
         return self._accepts
 
     def wants(self, expected: int = 0) -> bool:
-        """True if this node should ask for a task in addition to ``expected`` that it has asked for already."""
+        """True if this node should ask for a task in addition to the ``expected`` ones that it has asked for."""
         if self._ledger.load_version != self._compared_at:
             self._compare()
         thresholds, slots = self._thresholds, self._ledger.profile.slots
@@ -621,8 +621,8 @@ class Information:
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + prefetch
 
     def wanted(self, expected: int = 0) -> int:
-        """Number of tasks that this node should ask for at once, in addition to ``expected``. Where handoffs take longer than tasks,
-        it asks for none before there is room for half of what is asked for ahead: many come with one message then."""
+        """Number of tasks that this node should request at once, in addition to ``expected``. If handoffs take longer
+        than tasks, it requests none until half of the pipeline is free, so that one message moves many."""
         if not self.wants(expected):
             return 0
         if not self.is_pipelining():
@@ -636,12 +636,12 @@ class Information:
         return 1 if is_capped else max(min(lacking, GIVEN_MAX), 1)
 
     def _finished_during_handoff(self) -> float:
-        """Tasks that the slots of this node are expected to finish while a handoff takes place: the bandwidth-delay product."""
+        """Tasks that the slots of this node are expected to finish during a handoff: the bandwidth-delay product."""
         return min(self._ledger.profile.slots * self._handoff_s / self._mean_s, PIPELINED_MAX)
 
     def _pipelined(self) -> float:
-        """Tasks that are asked for ahead: those that are finished during a handoff, and if these are many, enough for the lanes of the
-        launcher, which start them one after the other."""
+        """Tasks to request ahead: those finished during a handoff and, if these are many, enough to fill the lanes of
+        the launcher."""
         bridging, config = self._finished_during_handoff(), self._state.config
         if bridging <= max(self._thresholds.prefetch, 1.0):
             return bridging
@@ -653,13 +653,13 @@ class Information:
         return self._state.history.mean_s / self._state.profile.speed
 
     def is_pipelining(self) -> bool:
-        """True if tasks are so short that more of them are asked for than the policy prefetches anyway."""
+        """True if tasks are so short that more are requested ahead than the policy prefetches anyway."""
         thresholds = self.thresholds()
         return thresholds.is_pipelined and self._finished_during_handoff() > max(thresholds.prefetch, 1.0)
 
     def handoff_took(self, handoff_s: float) -> None:
         """Learn the time from a request for a task to its arrival. The estimate stays near the shortest recent time,
-        since the time that a request waits in line belongs to the requests before it."""
+        because a request's time in line belongs to the requests before it."""
         if not self._handoff_s or handoff_s < self._handoff_s:
             self._handoff_s = handoff_s
         else:
@@ -695,14 +695,14 @@ class Information:
         return self._described()
 
     def report_sent(self, report: LoadReport) -> None:
-        """Handle a report that was sent: note whether its standing differs from the announced one."""
+        """Handle a report that was sent: record whether its standing differs from the announced one."""
         if self._watches == "region" and self._told is not None and self._standing(report) != self._told_standing:
             self._said = report
             self._settled_version = NOT_SETTLED
 
     def _described(self) -> LoadReport:
-        """The load report. It is made anew only where something that it tells has changed: one goes with every probe and reply, and
-        mostly only its number differs from the last one's."""
+        """The load report. It is built again only after a change of its contents: one goes with every probe and reply,
+        and usually only the number differs from the last one."""
         state, ledger = self._state, self._ledger
         at = (
             ledger.load_version,
@@ -763,17 +763,17 @@ class Information:
         return report
 
     def _standing(self, report: LoadReport) -> Standing:
-        """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a
-        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
-        whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
+        """The part of a report whose change is announced. The region; whether this node has a task to give, if reports
+        guide probing (with a threshold of 1 the region is the same for one task and for ten); and whether it has an
+        unused GPU, for tasks that wait for one elsewhere."""
         guides = self._state.reports_guide_probing
         return report.region, report.gives and guides, report.gpus_free > 0
 
-    # -- told to everybody ---------------------------------------------------------------------------------------------
+    # -- announcements -------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Check for changes of what the information policy watches; called after every event."""
-        self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
+        """Check for changes in what the information policy watches; called after every event."""
+        self._sequence += 1  # `shown` after this event is newer than all reports sent in it
         if self._told is None:
             self.announce()
             self._before, self._before_standing = self._told, self._told_standing
@@ -795,7 +795,7 @@ class Information:
         ledger, devices = self._ledger, self._ledger.devices
         version = ledger.load_version, devices.version if devices.states else 0, len(self._stranded)
         if version == self._settled_version and self._is_index_steady and self._steady is not None:
-            return  # neither a task nor a reading nor a threshold has changed since
+            return  # no task, reading or threshold has changed since
         self._settled_version = version
         guides = self._state.reports_guide_probing
         if ledger.load_version != self._compared_at:
@@ -823,7 +823,7 @@ class Information:
             self._changed(self._told, self.report())
 
     def announce_again(self) -> None:
-        """Allow announcements again: tell_s_min is over."""
+        """Allow announcements again after tell_s_min."""
         self._is_quiet = False
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
@@ -850,7 +850,7 @@ class Information:
             self._state.set_timer_in(quiet_s, timers.Announcement())
 
     def _audience(self) -> Sequence[str] | None:
-        """Nodes that the information policy sends an announcement to; None: everybody, as of a policy without an opinion."""
+        """Nodes to which the information policy sends an announcement; None: all, as without a choice."""
         choose = getattr(self._state.policies.information, "audience", None)
         if choose is None:
             return None
@@ -862,7 +862,7 @@ class Information:
             return ()
 
     def _announce_to(self, audience: Sequence[str], report: LoadReport) -> None:
-        """Announce this node's load to these alone."""
+        """Announce this node's load only to these."""
         self._announced(report)
         for node in audience:
             self._state.count(metrics.ANNOUNCEMENTS_TO_ONE)
@@ -874,11 +874,11 @@ class Information:
         self._said = self._due = None
 
     def period_passed(self) -> None:
-        """Announce the load: the fixed period of the information policy has passed."""
+        """Announce the load after the fixed period of the information policy."""
         self.announce()
 
     def announce(self, report: LoadReport | None = None) -> None:
-        """Announce this node's load to everybody."""
+        """Announce this node's load to all nodes."""
         report = report or self.report()
         self._announced(report)
         self._state.count(metrics.ANNOUNCEMENTS)
@@ -889,9 +889,9 @@ class Information:
 
 
 class RemoteAdmission:
-    """Admission control for tasks of other homes: whether this node would take one now, and at which price. One per node.
+    """Admission control for tasks of other homes: whether this node would accept one now, and its bid. One per node.
 
-    The answer to a probe is advice: nothing is reserved. The same question is asked again when an offer comes.
+    The answer to a probe is advice: nothing is reserved. The same test is made again when an offer comes.
     """
 
     def __init__(
@@ -914,12 +914,12 @@ class RemoteAdmission:
         )
 
     def price_s(self, expected_s: float) -> float:
-        """The bid of this node: the expected completion of a task here, in seconds from now. expected_s: its duration on the
-        reference machine; 0: no bid is wanted, and the price is 0.
+        """The bid of this node: the expected time until a task would be complete here, in seconds. expected_s: its
+        duration on the reference machine; 0: no bid is wanted, and the price is 0.
 
-        With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
-        their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
-        that foreign programs occupy counts as a running task of the mean duration.
+        With a free slot the task starts immediately. Otherwise it waits for the first end of a running task, after 1/c
+        of their mean remaining time for c slots (exact for exponential durations), and until the c slots have done the
+        waiting work. A slot that foreign programs occupy counts as a running task of the mean duration.
         """
         if not expected_s:
             return 0.0
@@ -937,7 +937,8 @@ class RemoteAdmission:
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
         """True if this node would accept such a task of that home now; with n at most ``load_tasks_max``, regardless of
-        its thresholds. A threshold of at most 1 accepts no task that would wait for memory, unless this node has asked for it."""
+        its thresholds. A threshold of at most 1 accepts no task that would wait for memory, unless this node has asked
+        for it."""
         profile = self._state.profile
         if not self._state.takes_remote_tasks:
             return False

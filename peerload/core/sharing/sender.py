@@ -1,11 +1,11 @@
 """Searches, and sender-initiated sharing: a home looks for a place for a task.
 
-A search, a sender's for a place or a receiver's for work, asks nodes, waits for replies and decides. A node that has not
-answered within probe_timeout_s counts as one that does not accept. A search ends exactly once.
+A search, by a sender for a place or by a receiver for work, asks nodes, waits for replies and decides. A node that has
+not answered within probe_timeout_s counts as not accepting. A search ends exactly once.
 
-Searches of a sender wait for their turn: at most searches_in_flight_max at a time. A task that its home cannot run is
-*stranded*: it is asked about again, less and less often, until it has a place, and beyond what the policy proposes.
-A place is only proposed here: the offer, and what becomes of it, is the handoff's.
+A sender's searches wait for their turn: at most searches_in_flight_max run at a time. A task that its home cannot run
+is *stranded*: searches for it repeat with increasing delay until it has a place, also beyond the policy's choices. This
+file only proposes a place; the handoff makes the offer and handles its outcome.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Step = Probe | Broadcast | Transfer | Keep
 STEPS_MAX = 256
-"""Questions a policy is asked in one search; one that never ends is cut off here."""
+"""Steps that a policy may take in one search, in case it never decides."""
 
 
 class Search(msgspec.Struct, eq=False):
@@ -50,10 +50,10 @@ class Search(msgspec.Struct, eq=False):
     id: int
     task: HomeTask | None
     probes_max: int | None
-    """Nodes that a receiver may ask; None: as the policy says."""
+    """Nodes that a receiver may ask; None: as many as the policy says."""
     replies: list[Reply] = []
     pending: dict[str, float] = {}
-    """Nodes that were asked and have not answered, and when."""
+    """Nodes that were asked and have not answered, with the time of the question."""
     asked_s: float = 0.0
     """Time of the last question."""
     inputs: list[tuple[str, float, float]] = []
@@ -61,17 +61,17 @@ class Search(msgspec.Struct, eq=False):
     offered: set[str] = set()
     """Nodes that were offered the task."""
     remembered: set[str] = set()
-    """Nodes that were asked because memory named them."""
+    """Nodes that were asked because of a hint."""
     steps: int = 0
     wanted: int = 1
-    """How many tasks a receiver's asks for."""
+    """Number of tasks that a receiver's search asks for."""
     asks_others: bool = True
-    """True if a receiver's goes on after the first answer."""
+    """True if a receiver's search continues after a refusal."""
     holds: bool = False
-    """True if the task could start at home and must not, since its home sends although it has room (``send_at`` below one task
-    per slot), or has no GPU for it that is as good as another node's."""
+    """True if the task could start at home but must not yet: its home sends although it has room (``send_at`` below one
+    task per slot), or another node has a better GPU for it."""
     wants_good_gpus: bool = False
-    """True if it looks for such GPUs."""
+    """True if it searches for better GPUs."""
     because: str = ""
     """Reason why the node that was offered the task was chosen."""
     is_broadcast: bool = False
@@ -79,16 +79,16 @@ class Search(msgspec.Struct, eq=False):
     is_late: bool = False
     """True if the time for answers to the broadcast is over."""
     compared: tuple[TaskCost, ...] = ()
-    """Costs that the policy's last step rests on."""
+    """Costs on which the policy's last step is based."""
 
     def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
-        """Add an answer, or that there was none."""
+        """Add an answer, or a missing answer as a refusal."""
         self.replies.append(Reply(node, accepts, report, node in self.remembered, price_s))
         self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
 
 
 class Searches:
-    """The open searches of one node; each waits with a timer ``probe`` of its own."""
+    """The open searches of one node, each with its own ``probe`` timer."""
 
     def __init__(self, state: CoreState, hints: PeerHints) -> None:
         self._state = state
@@ -102,7 +102,7 @@ class Searches:
         return search
 
     def next_id(self) -> int:
-        """A number that no search or request of this start of the agent has had."""
+        """A number that no other search or request of this run of the agent has."""
         self._last += 1
         return self._last
 
@@ -114,7 +114,7 @@ class Searches:
         return self._open.get(task.search or -1)
 
     def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
-        """Nodes to ask: named by the policy, eligible, not asked yet, and within the bound."""
+        """The nodes to ask: named by the policy, eligible, not asked yet, and within the limit."""
         room = self._state.config.probes_per_search_max - len(search.replies)
         asked = {reply.node for reply in search.replies}
         return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
@@ -125,33 +125,33 @@ class Searches:
             search.remembered.add(node)
 
     def wait(self, search: Search) -> None:
-        """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
-        take long."""
+        """Set the timeout for the nodes that were asked; longer with each search for a stranded task, because answers
+        may take long."""
         patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
         self._state.set_timer_in(
             max(self._state.config.probe_timeout_s, patience_s), timers.ProbeTimeout(str(search.id))
         )
 
     def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
-        """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
+        """Ask all nodes together; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
         self._state.count(metrics.REQUESTS_BROADCAST)
         self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
         self._state.set_timer_in(self._state.config.answer_wait_s, timers.ProbeTimeout(str(search.id)))
 
     def answered(self, search_id: int, node: str) -> Search | None:
-        """The search that this node was asked in and has now answered; None if it comes too late."""
+        """The search in which this node was asked and has now answered; None if the answer is late."""
         search = self._open.get(search_id)
         if search is None or search.pending.pop(node, None) is None:
             return None
         return search
 
     def wait_no_more(self, search: Search) -> None:
-        """Stop waiting: everybody has answered."""
+        """Clear the timeout: all nodes have answered."""
         self._state.clear_timer(timers.ProbeTimeout(str(search.id)))
 
     def timed_out(self, search_id: int) -> Search | None:
-        """Take all that have not answered by now for refusals."""
+        """Count missing answers as refusals."""
         search = self._open.get(search_id)
         if search is None:
             return None
@@ -173,8 +173,7 @@ class Searches:
         )
 
     def leave_footprints(self, search: Search) -> None:
-        """Tell the nodes that were asked at random that a search found nothing, if the preset uses
-        footprints."""
+        """Notify the nodes that were asked at random that the search found nothing, if the preset uses footprints."""
         if not self.hints.leaves_footprints:
             return
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
@@ -195,12 +194,12 @@ class Searches:
 
 
 STRANDED_ASKED_MAX = 64
-"""Stranded tasks looked at when a report says that its node has room; the others have their timers."""
+"""Stranded tasks that are checked when a node reports room; the others have their timers."""
 
 NEVER = (0.0, 0.0)
 STRANDED_TIMED_MAX = 1000
-"""Stranded tasks that have a timer; the others take turns with those that have been asked about in vain for longest. A timer for
-each of 100,000 would hold up the agent for seconds."""
+"""Stranded tasks that have a timer; the others take turns with those that have searched longest in vain. Timers for
+100,000 tasks would block the agent for seconds."""
 
 
 class Sender:
@@ -227,18 +226,18 @@ class Sender:
         self.is_on = state.policies.names["location.sender"] != "none"
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self.places_all = bool(getattr(state.policies.sender, "places_all", False))
-        """True if the policy looks for a place for each task."""
+        """True if the policy looks for a place for every task."""
         self.passes_on = bool(getattr(state.policies.sender, "passes_on", False))
-        """True if the policy places without asking, so that its test comes where the task is."""
+        """True if the policy places without asking, so that each receiving node applies the policy's test."""
         self.waiting: deque[HomeTask | str] = deque()
         """Tasks, and names of uniform arrays, that wait for their turn."""
         self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
-        """Nodes that had no room for this: until when they are not asked again for a stranded task, and the pause before that."""
+        """Nodes without room for a request: the time until which stranded tasks skip them, and the last pause."""
         self._timed: set[bytes] = set()
         self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
 
-    # -- which tasks look for a place ----------------------------------------------------------------------------------
+    # -- tasks that look for a place -----------------------------------------------------------------------------------
 
     def may_send(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if a task may go elsewhere by choice."""
@@ -270,7 +269,7 @@ class Sender:
         return asked_of(self._state, task, self._state.profile)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
-        """Strand a task that its home cannot run: it is placed elsewhere, and looked for again until it is. ``searches``: at once, too."""
+        """Mark a task that its home cannot run as stranded: search until it has a place. ``searches``: also now."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
         self._home.stranded[task.uid] = task
@@ -279,7 +278,7 @@ class Sender:
         self._set_timer(task)
 
     def unstrand(self, task: HomeTask) -> None:
-        """Stop looking for a task that was placed or cancelled, or can run here after all."""
+        """Stop searching for a task that was placed or cancelled, or that can run here after all."""
         if self._home.stranded.pop(task.uid, None) is None:
             return
         self._untimed.pop(task.uid, None)
@@ -296,12 +295,12 @@ class Sender:
             self._untimed[task.uid] = task
 
     def _time_next(self) -> None:
-        """Give a timer to the task that has been without one for longest."""
+        """Set a timer for the task that has been without one longest."""
         if self._untimed:
             self._set_timer(self._untimed.pop(next(iter(self._untimed))))
 
     def ask_again(self, uid: bytes) -> None:
-        """The back-off of a stranded task is over."""
+        """Search again for a stranded task after its back-off."""
         task = self._home.stranded.get(uid)
         if task is None:
             return
@@ -314,7 +313,7 @@ class Sender:
         self.search_for(task)
 
     def _was_full(self, node: str, task: HomeTask) -> None:
-        """A node had no room for a stranded task: all that ask for the same wait, and not each for itself."""
+        """Record that a node had no room for a stranded task; all tasks with the same request wait together."""
         config, now_s = self._state.config, self._state.now.boot_s
         if len(self._full) >= config.full_kept_max:
             self._full.clear()
@@ -322,12 +321,12 @@ class Sender:
         if len(requests) >= config.full_kept_max:
             requests.clear()
         until_s, pause_s = requests.get(task.spec.request, (0.0, config.full_s_min / 2))
-        if until_s <= now_s:  # else another was on its way when it said so
+        if until_s <= now_s:  # otherwise this question was sent before the last refusal
             pause_s = min(2 * pause_s, config.full_s_max)
             requests[task.spec.request] = now_s + pause_s, pause_s
 
     def _all_full(self, task: HomeTask) -> bool:
-        """True if every node that could run a stranded task had no room a moment ago."""
+        """True if every node that could run a stranded task had no room recently."""
         if not self._full:
             return False
         now_s, request = self._state.now.boot_s, task.spec.request
@@ -335,7 +334,7 @@ class Sender:
         return bool(nodes) and all(self._full.get(node, {}).get(request, NEVER)[0] > now_s for node in nodes)
 
     def room_freed(self, node: str) -> None:
-        """A task of this home has ended at a node: it has room for the next that looks for a place."""
+        """Handle the end of a task of this home at a node: it has room for the next task that looks for a place."""
         if self._full.pop(node, None) is not None:
             waiting = (task for task in self._home.stranded.values() if task.search is None)
             following = next((task for task in waiting if node in self._candidates(task)), None)
@@ -343,7 +342,7 @@ class Sender:
                 self.search_for(following)
 
     def peer_met(self) -> None:
-        """A node is new here: it may have room for any stranded task."""
+        """Handle a new node: it may have room for any stranded task."""
         for task in list(self._home.stranded.values()):
             self.search_for(task)
 
@@ -362,8 +361,8 @@ class Sender:
                 self.search_for(task)
 
     def _without_place(self) -> Iterator[HomeTask]:
-        """Tasks that look for a place, the longest first: the stranded ones, and where the policy places all, those that
-        wait here, too."""
+        """Tasks that look for a place, the oldest first: the stranded ones and, if the policy places all tasks, those
+        that wait here."""
         yield from self._home.stranded.values()
         if self.places_all:
             for work in self._queue.oldest_first():
@@ -371,7 +370,7 @@ class Sender:
                     yield work
 
     def place_next(self) -> None:
-        """Search a place for the task that has waited longest, where the policy places all tasks: there may be room again."""
+        """If the policy places all tasks, search for the one that has waited longest: there may be room again."""
         following = next((task for task in self._without_place() if task.search is None), None)
         if following is not None:
             self.search_for(following)
@@ -382,7 +381,7 @@ class Sender:
             return
         task.search = 0
         if self.places_all and not task.stranded_because:
-            self._queue.withhold(task)  # until its turn has come, too
+            self._queue.withhold(task)  # also while it waits for its turn
         self.waiting.append(task)
         self.take_turns()
 
@@ -405,8 +404,8 @@ class Sender:
         return task
 
     def next_node(self, remote: RemoteTask) -> str:
-        """A policy that places without asking applies its test here, too: choose the node that a task of another home, which has just
-        come, goes on to; "": it stays."""
+        """Apply the test of a policy that places without asking to a remote task that has just arrived: → the node to
+        pass it on to; "": it stays."""
         if not self.passes_on or not remote.may_move or not self._information.sends(uncounted=remote):
             return ""
         view = self._information.view(
@@ -426,7 +425,7 @@ class Sender:
         return step.to
 
     def take_turns(self) -> None:
-        """Start the searches whose turn has come. A task stays if this node has room for it by now."""
+        """Start the searches whose turn has come. A task stays if this node now has room for it."""
         while self.waiting and self._in_flight < self._state.config.searches_in_flight_max:
             task = self._next_in_turn()
             if task is None or task.search != 0 or task.phase is not HomePhase.WAITING:
@@ -443,8 +442,8 @@ class Sender:
             self.step(search, task)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
-        """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
-        have such GPUs here, or waits for certain ones."""
+        """The nodes that now have better GPUs for a task than this node: its preferred ones, and not crowded. Empty if
+        this node has such GPUs free, or the task waits for certain ones."""
         request = task.spec.request
         if not request.gpus or request.gpu_wait is GpuWait.QUEUE:
             return []
@@ -477,7 +476,7 @@ class Sender:
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self.places_all else self._place_stranded(search, peers)
             step = beyond or step
-        if isinstance(step, Probe) and (nodes := self._searches.askable(search, step, peers)):  # as most are
+        if isinstance(step, Probe) and (nodes := self._searches.askable(search, step, peers)):  # the usual case
             self._probe(search, task, nodes)
             return
         if isinstance(step, (Transfer, Keep)):
@@ -488,8 +487,8 @@ class Sender:
             and task.spec.request.takes_devices
             and task.record.migrations > 0
             and not task.stranded_because
-        ):  # what it may move is not spent on going from one crowd to the next
-            step = Keep("it waits for devices, and has gone to a lesser crowd once")
+        ):  # a task does not spend its migrations on moving between crowded nodes
+            step = Keep("it waits for devices, and has moved once already")
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
             is_stranded = bool(task.stranded_because)
@@ -511,7 +510,7 @@ class Sender:
             self._wake_for(task, step)
 
     def _wake_for(self, task: HomeTask, step: Step) -> None:
-        """Nobody takes a task: wake a node for it, unless it can start here; or it waits for a node that was asleep."""
+        """Wake a node for a task that no node accepts, unless it can start here or waits for a node to wake."""
         if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
             self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
         elif task.stranded_because or not self._ledger.fits(self._asked_here(task)):
@@ -542,7 +541,7 @@ class Sender:
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
     def _stays(self, search: Search, step: Step, peers: Sequence[str]) -> bool:
-        """True if the task would stay, also because the policy names no node that could run it."""
+        """True if the task would stay here, also because the policy names no node that could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
         if isinstance(step, Broadcast):
@@ -550,8 +549,8 @@ class Sender:
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _place_stranded(self, search: Search, peers: Sequence[str]) -> Probe | Transfer | None:
-        """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
-        nothing to choose, so it waits there; else everybody not asked yet is asked."""
+        """Choose beyond the policy, for a task that home cannot run at all. If only one node could ever run it, there
+        is no choice, and it waits there; otherwise all nodes not asked yet are asked."""
         if len(peers) == 1:
             return None if peers[0] in search.offered else Transfer(peers[0])
         asked = {reply.node for reply in search.replies}
@@ -562,9 +561,9 @@ class Sender:
         return Transfer(willing[0]) if willing else self._beside_foreign_load(search)
 
     def _beside_foreign_load(self, search: Search) -> Transfer | None:
-        """Choose a node for a task that only foreign load keeps waiting. Foreign load delays a task that only
-        other nodes can run, but does not starve it: once its back-off is at its longest, the task goes where
-        it would have room but for that load."""
+        """Choose a node for a task that waits only because of foreign load. Foreign load delays a task that only
+        other nodes can run, but must not starve it: once its back-off is at its longest, the task goes where
+        it would have room without that load."""
         task = search.task
         if task is None or task.spec.request.takes_devices:
             return None
@@ -583,8 +582,8 @@ class Sender:
 
     def _place_well(self, search: Search, task: HomeTask) -> Probe | Transfer | Keep:
         """Place a task that could start here, but on worse GPUs than another node's. Those nodes are asked in
-        the order in which they are known; the first that accepts takes the task. If none accepts, the task
-        starts here. The policy is not asked: it compares loads and knows no GPUs."""
+        the order in which they are known; the first that accepts gets the task. If none accepts, the task
+        starts here. The policy is not asked: it compares loads and does not know GPUs."""
         asked = {reply.node for reply in search.replies}
         left = tuple(node for node in self._with_good_gpus(task) if node not in asked)
         if left and len(asked) < self._state.config.probes_per_search_max:
@@ -600,8 +599,8 @@ class Sender:
 
     def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Probe | Transfer | None:
         """Place a task whose files take long to transfer. Nodes that have the files are asked before the
-        policy is. The one where the task would start first takes it, unless the task would wait there longer
-        than the transfer takes. None: the policy chooses."""
+        policy. The one where the task would start first gets it, unless the task would wait there longer than
+        the transfer takes. None: the policy chooses."""
         saved_s = self._handoff.holders.saved_s(task)
         if not saved_s or search.is_broadcast:
             return None
@@ -620,7 +619,7 @@ class Sender:
         nearest = min(waits_s, key=lambda node: (waits_s[node], node), default="")
         if not nearest or waits_s[nearest] >= saved_s:
             return None
-        search.because = f", since it has its files, which saves {saved_s:.1f} s"
+        search.because = f", because it has its files, which saves {saved_s:.1f} s"
         return Transfer(nearest)
 
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
@@ -634,12 +633,12 @@ class Sender:
         self._searches.wait(search)
 
     def _expected_s(self, task: HomeTask) -> float:
-        """The expected duration of a task on the reference machine, which bidders get; 0 where no bids are wanted."""
+        """The expected duration of a task on the reference machine, for bids; 0 if no bids are wanted."""
         history = self._state.history
         return (history.expected_of(task) or history.mean_s) if self._wants_bids else 0.0
 
     def reply_received(self, src: str, reply: ProbeReply) -> None:
-        """An answer to a probe; one that comes after its time is only a report."""
+        """Handle an answer to a probe; a late answer counts only as a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
             seen = seen_by(asked_of(self._state, search.task), reply.report)
@@ -654,7 +653,7 @@ class Sender:
         self._membership.report_received(src, reply.report)
 
     def answer_received(self, src: str, answer: StateAnswer) -> bool:
-        """An answer to a search that has asked everybody; False if it was for none. While an offer is out it is kept."""
+        """Handle an answer to a broadcast search; False if it was for none. While an offer is pending it is kept."""
         search = self._searches.get(answer.request)
         if search is None or search.task is None or not search.is_broadcast:
             return False
@@ -666,12 +665,12 @@ class Sender:
         return True
 
     def timed_out(self, search: Search, task: HomeTask) -> None:
-        """Time is up for answers: go on with those there are. An offer that is out is waited for."""
+        """Continue with the answers so far after the timeout, unless an offer is pending."""
         if task.phase is not HomePhase.OFFERED:
             self.step(search, task)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
-        """Pass a declined offer on to the policy as a reply; it costs no probe."""
+        """Pass a declined offer to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
         if task.stranded_because:
             self._was_full(offering.node, task)
@@ -684,7 +683,7 @@ class Sender:
             task.stranded_because = reason or task.stranded_because
 
     def placed(self, task: HomeTask, node: str) -> None:
-        """End the search for a task that needs no place any more. ``node``: where it is now, "" if it has ended."""
+        """End the search for a task that no longer needs a place. ``node``: its place, "" if it has ended."""
         search = self._searches.of(task)
         if search is not None:
             reason = (
@@ -695,7 +694,7 @@ class Sender:
         self.unstrand(task)
         if task.stranded_because:
             task.stranded_because = ""
-        if node and self.places_all:  # there may be room for the next, too
+        if node and self.places_all:  # there may be room for the next one
             self.place_next()
 
     def drop_search(self, task: HomeTask) -> None:
@@ -714,15 +713,15 @@ class Sender:
             if search.holds and task.phase is HomePhase.WAITING:
                 self._queue.release(task)
 
-    # -- tasks that go to a certain node -------------------------------------------------------------------------------
+    # -- tasks for a certain node --------------------------------------------------------------------------------------
 
     def forward(self, task: HomeTask, to: str) -> None:
-        """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
-        is: offered there at once."""
+        """Offer a task that was returned with the name of a better node to that node. It has asked for the task, or
+        should accept it as it is."""
         self._handoff.offer(task, to, voluntary=True, search=True, load_tasks_max=ANY_LOAD)
 
     def give(self, task: HomeTask, to: str) -> None:
-        """A node has asked for it: offered there, and no other place is looked for if it is declined."""
+        """Offer a task to a node that asked for it; if it is declined, no other place is searched for."""
         self.drop_search(task)
         voluntary = not task.stranded_because
         self._handoff.offer(task, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
@@ -734,6 +733,6 @@ def _why(step: Step, peers: Sequence[str]) -> str:
         case Keep():
             return step.reason
         case Broadcast():
-            return "nobody who accepts has answered in time" if peers else "no node to ask"
+            return "no node has accepted in time" if peers else "no node to ask"
         case _:
-            return f"the policy named nobody who could run it: {step}"
+            return f"the policy named no node that could run it: {step}"

@@ -1,11 +1,11 @@
-"""Load sharing of one node: asks others for work and gives it to those that ask, pairs with another, acts on reports, and
-answers who asks everybody at once. `Sharing` composes these and what the other files have:
+"""Load sharing of one node: asks others for work and gives it to nodes that ask, pairs with another, acts on reports,
+and answers broadcast requests. `Sharing` composes these and the other files:
 
-    information.py  what this node tells of its load, hints and views; whether it would take a task of another home
+    information.py  the node's load reports, hints and views; whether it would accept a task of another home
     sender.py       a home looks for a place for a task
 
-Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
-(docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
+Policies propose; these own the timeouts, the limits, the migration limit and the rules for live systems
+(docs/policies.md, "live rules"). An error of a policy counts as "keep the task here".
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 
 
 LOOKED_AT_MAX = 64
-"""Tasks that wait for devices and are held against the room of a node that asks for work."""
+"""Tasks that wait for devices and are checked against the room of a node that asks for work."""
 
 
 class TaskDonor:
-    """Gives waiting tasks to a node that asks for them, or that is paired with this one; and expects what was promised. One
-    per node; its timer is ``inbound``.
+    """Gives waiting tasks to a node that asks for them or is paired with this one, and expects promised tasks. One per
+    node; its timer is ``inbound``.
 
-    A task of this home is offered at once; one of another home goes back there with the name of the node that is to have it.
+    A task of this home is offered immediately; a remote task returns to its home with the name of the new node.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class TaskDonor:
     # -- giving --------------------------------------------------------------------------------------------------------
 
     def stranded_for(self, profile: Profile) -> Work | None:
-        """A task that this home cannot run at all and that node could: it goes first, whatever the loads are."""
+        """A task that this home cannot run but that node could: it goes first, regardless of the loads."""
         for task in islice(self._home.stranded.values(), WAITING_LOOKED_AT_MAX):
             if task.phase is HomePhase.WAITING and self._may_go(task, profile):
                 return task
         return None
 
     def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
-        """Task that waits for devices here while that node reports free ones; it moves whatever the loads are. None if
+        """Task that waits for devices here while that node reports free ones; it moves regardless of the loads. None if
         there is none."""
         for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
             request = asked_of(self._state, work)
@@ -114,9 +114,8 @@ class TaskDonor:
         load_tasks: int | None = None,
         ahead: bool = False,
     ) -> Work | None:
-        """The waiting task that the selection policy lets go to the node of this report, if it can from those whose files are
-        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there; load_tasks: n of this node, if
-        it is less by now."""
+        """The waiting task that the selection policy chooses for the node of this report, preferably one whose files
+        are there; none of ``besides`` (uids). ahead: it may wait there; load_tasks: n of this node, if lower by now."""
         load = self._ledger.load_tasks if load_tasks is None else load_tasks
 
         def goes(work: Work) -> bool:
@@ -138,8 +137,8 @@ class TaskDonor:
         return self._selected(goes)
 
     def others_like(self, first: Work, request: messages.GiveRequest) -> list[HomeTask]:
-        """The tasks that go to a node together with ``first``, which asks for a slot and no more: those like it, in the order of the
-        selection policy, while that evens out the loads."""
+        """The tasks that go to a node together with ``first``, if that asks only for a slot: similar ones, in the order
+        of the selection policy, while that evens out the loads."""
         profile, spec, own_slots, others = (
             request.profile,
             first.spec,
@@ -177,7 +176,7 @@ class TaskDonor:
             return None
 
     def give(self, work: Work, to: str, reason: str) -> None:
-        """Give work to that node, unless it is declined there."""
+        """Give work to that node, which may still decline it."""
         self._state.count(metrics.TASKS_GIVEN)
         if isinstance(work, HomeTask):
             self._sender.give(work, to)
@@ -185,7 +184,7 @@ class TaskDonor:
             self._executor.give_back(work, reason, to=to)
 
     def _has_memory(self, work: Work, profile: Profile, report: LoadReport, *, ahead: bool) -> bool:
-        """True if its memory is free there, or with ``ahead`` is no scarcer there than here."""
+        """True if its memory is free there or, with ``ahead``, no scarcer there than here."""
         request, there = work.spec.request, report.mem_requested_bytes
         return has_memory(request, profile, there) or (
             ahead
@@ -199,7 +198,7 @@ class TaskDonor:
         )
 
     def _is_lighter(self, request: ResourceRequest, there: Profile, report: LoadReport, load: int) -> bool:
-        """True unless a task of several slots would have no cores there, and no fewer tasks before it than here."""
+        """True unless a task of several slots would find no free cores there, and as many tasks before it as here."""
         own, given = self._state.profile, slots_of(request, there)
         if given == 1 or request.cpus <= cpus_free_there(there, report)[0] + EPSILON:
             return True
@@ -217,7 +216,7 @@ class TaskDonor:
             isinstance(work, RemoteTask)
             and work.phase is RemotePhase.WAITING
             and work.may_move
-            and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
+            and (to != work.home or work.migrations > 0)  # 0: its home could not run it
             and self._membership.is_usable(work.home)
         )
 
@@ -225,11 +224,11 @@ class TaskDonor:
         is_movable = not task.spec.placement.local and self._home.may_migrate(task)
         return is_movable and task.phase is HomePhase.WAITING
 
-    # -- what others have promised -------------------------------------------------------------------------------------
+    # -- promised tasks ------------------------------------------------------------------------------------------------
 
     def expect(self, uid: bytes) -> None:
-        """A task was promised: it counts as load until it comes, or for inbound_s, unless it came before the promise, which may
-        take another way; it may even be over."""
+        """Count a promised task as load until it comes, or for inbound_s; not if it came before the promise, which may
+        take another route, or is over already."""
         task, executor = self._home.tasks.get(uid), self._executor
         is_away = (
             uid not in executor.by_uid and uid not in executor.fences if task is None else task.phase is HomePhase.AWAY
@@ -239,7 +238,7 @@ class TaskDonor:
             self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound(uid.hex()))
 
     def taken_home(self, uid: bytes) -> None:
-        """A promised task of this home has come back: it waits here and is on its way no more."""
+        """Stop expecting a promised task of this home that has returned."""
         if self._ledger.expect_no_more(uid):
             self._state.clear_timer(timers.Inbound(uid.hex()))
 
@@ -259,9 +258,9 @@ class RetryRate:
         self._state = state
 
     def pause_s(self, rate: float) -> float:
-        """Random pause until the next search, in seconds, for a number of searches in each mean service time.
-        It is random so that nodes do not act in step. It is at least retry_s_min, and at most retry_s_max,
-        since tasks of hours must not mean hours of silence."""
+        """Random pause until the next search, in seconds, for this number of searches in each mean service time. It is
+        random so that nodes do not act in step. It is at least retry_s_min, and at most retry_s_max, because tasks of
+        hours must not mean hours of silence."""
         config = self._state.config
         mean_s = self._state.history.mean_s / self._state.profile.speed
         pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
@@ -269,22 +268,23 @@ class RetryRate:
 
 
 WEIGHTS_KEPT = 1024
-"""Weights of nodes that are remembered: one announcement is looked at more than once, and by each node of a simulation."""
+"""Weights of nodes that are cached: each announcement needs them repeatedly, in a simulation at each node."""
 ASKERS = 3
-"""Nodes that are to ask when a node tells everybody that it has work. With one, nobody would come where the one that the others
-count on has found work meanwhile."""
+"""Nodes that ask a node that announces work. With one, none would come if the node that the others rely on has found
+work meanwhile."""
 
 
 PROMISED_MAX = 256
-"""Promised tasks that are on their way."""
+"""Limit on promised tasks that have not arrived."""
 
 
 class Receiver:
     """Receiver side of load sharing: asks for work. One per node; its timers are ``probe`` and ``retry``.
 
-    It asks one node after the other until one promises a task. The promise counts as load for inbound_s; the task itself comes
-    as an offer of its home. Where handoffs take longer than tasks, it asks for several at once. It asks whenever a task has ended here, when a report shows work elsewhere, and at the policy's
-    retry rate while this node is below its mark.
+    It asks one node after the other until one promises a task. The promise counts as load for inbound_s; the task
+    itself comes as an offer of its home. If handoffs take longer than tasks, it asks for several tasks in one request.
+    It asks when a task has ended here, when a report shows work elsewhere, and at the policy's retry rate while this
+    node is below its mark.
     """
 
     def __init__(
@@ -309,20 +309,20 @@ class Receiver:
         self._in_flight = 0
         self._retrying = self._asked_nobody = False
         self.is_paused = False
-        """True if the last search by the timer asked nobody, and there was no event since."""
+        """True if the last search by the timer asked no node, and there was no event since."""
         self._promised: BoundedDict[bytes, float] = BoundedDict(PROMISED_MAX)
-        """Time at which each promised task was asked for."""
+        """Time of the request for each promised task."""
 
     # -- asking for work -----------------------------------------------------------------------------------------------
 
     def wants_more(self) -> bool:
-        """True if this node is below its mark, the tasks it has asked for included."""
+        """True if this node is below its mark, including the tasks that it has asked for."""
         state = self._state
         return self._information.wants(self._in_flight) and state.takes_remote_tasks and state.profile.slots > 0
 
     def pull(self, first: str = "", probes_max: int | None = None, *, asks_others: bool = True) -> None:
         """Ask for a waiting task, if this node is below its mark; ``first`` is asked first, and without ``asks_others``
-        nobody else."""
+        no other node."""
         if not self.wants_more() or not (wanted := self._information.wanted(self._in_flight)):
             return
         search = self._searches.open(None, probes_max)
@@ -337,14 +337,14 @@ class Receiver:
 
     def answer(self, node: str, report: LoadReport) -> None:
         """Handle an announcement that a node has work. If all nodes that want work asked, one would get a task, and the
-        questions would grow with the number of nodes. So of the nodes that ask again by themselves only ASKERS ask, and
-        only that node; and none asks where it would be refused because the task would only wait here instead."""
+        requests would grow with the number of nodes. So of the nodes that retry on their own only ASKERS ask, and only
+        that node; and none asks where it would be refused because the task would only wait here instead."""
         if self.answers(node, report):
             self.pull(first=node, asks_others=not self._rate)
 
     def answers(self, node: str, report: LoadReport) -> bool:
-        """True if this node asks the sender of this announced report for work: it wants more, and by the report would
-        not be refused."""
+        """True if this node asks the sender of this announced report for work: it wants more, and according to the
+        report would not be refused."""
         if not self.wants_more():
             return False
         if not self._rate:
@@ -355,8 +355,7 @@ class Receiver:
         return self._is_asker(node, report, is_ahead=is_ahead)
 
     def wants_from(self) -> float:
-        """Tasks per slot that a node must keep beside the one it gives for this node to ask it; infinite: it asks
-        none."""
+        """Tasks per slot that a node must keep after giving one for this node to ask it; infinite: it asks none."""
         if not self.wants_more():
             return math.inf
         if not self._rate or not self._information.asks_ahead():
@@ -364,14 +363,14 @@ class Receiver:
         return (self._ledger.load_tasks + 1) / self._slots
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
-        """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
-        announcement: nodes that know the same reports agree on who asks, without a message. Those that want more have room,
-        as their reports say; with ``is_ahead`` also those with no task to give."""
+        """True if this node is among the first ASKERS of the nodes that want more, by rendezvous hashing [TR98] of the
+        announcement: nodes with the same reports agree on the askers without a message. Nodes that want more are those
+        whose reports show room; with ``is_ahead`` also those without a task to give."""
         announcement = f"{node} {report.incarnation} {report.sequence}"
         own = _weight(announcement, self._state.node)
         peers = self._membership.eligible(ANYTHING, "")
         if is_ahead:
-            lighter = (peer for peer in peers if _weight(announcement, peer) < own)  # their reports alone are looked at
+            lighter = (peer for peer in peers if _weight(announcement, peer) < own)  # only their reports are checked
             first = (1 for _, told in self._membership.reports(lighter) if told.accepts or not told.gives)
         else:
             accepting = self._membership.saying(peers, "accepts")
@@ -383,7 +382,7 @@ class Receiver:
         return max(self._state.profile.slots, 1)
 
     def step(self, search: Search) -> None:
-        """Ask the policy whom to ask next, and do it."""
+        """Ask the policy for the next step, and carry it out."""
         peers = self._membership.eligible(ANYTHING, "")
         if self._state.reports_guide_probing and self._information.asks_ahead():
             peers = NamesThat(peers, self._may_even_out)
@@ -406,7 +405,7 @@ class Receiver:
         self._end(search)
 
     def _may_even_out(self, peer: str) -> bool:
-        """True unless it is known that this peer would refuse, since a task of it would only wait here instead."""
+        """True unless this peer is known to refuse, because its task would only wait here instead."""
         known = self._membership.believed(peer)
         return known is None or evens_out(
             known.report.load_tasks, known.report.slots, self._ledger.load_tasks, self._slots
@@ -421,7 +420,7 @@ class Receiver:
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: messages.GiveReply) -> None:
-        """Handle a GiveReply: what is promised counts as load until its offer comes; after NONE, ask the next node."""
+        """Handle a GiveReply: a promised task counts as load until offered; after a refusal, ask the next node."""
         self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
@@ -444,15 +443,15 @@ class Receiver:
             self.pull(first=src, asks_others=False)
 
     def arrived(self, remote: RemoteTask) -> None:
-        """A task of another home is queued here; one that was asked for, and had no files to fetch, tells how long a handoff
+        """Handle the arrival of a remote task: a requested one without files to fetch shows how long a handoff
         takes."""
         asked_s = self._promised.pop(remote.uid, None)
         if asked_s is not None and not remote.spec.is_staged:
             self._information.handoff_took(self._state.now.boot_s - asked_s)
 
     def settle(self) -> None:
-        """Search again, at the policy's rate, while this node is below its mark; called after every event. After a search
-        that asked nobody, only from the next event on: without one there is still nobody to ask."""
+        """Search again, at the policy's rate, while this node is below its mark; called after every event. After a
+        search that asked no node, wait for the next event, because until then there is no node to ask."""
         self.is_paused, self._asked_nobody = self._asked_nobody, False
         if self.is_paused:
             return
@@ -464,7 +463,7 @@ class Receiver:
         self._state.set_timer_in(self._retry_rate.pause_s(self._rate), timers.RetryDue())
 
     def retry(self) -> None:
-        """An extra search, if this node is still below its mark."""
+        """Make an extra search, if this node is still below its mark."""
         self._retrying = False
         self.pull(probes_max=self._retry_probes)
         self._asked_nobody = not self._in_flight
@@ -476,7 +475,7 @@ class Receiver:
     # -- giving work ---------------------------------------------------------------------------------------------------
 
     def give_requested(self, src: str, request: messages.GiveRequest) -> None:
-        """A node has room: promise tasks that it can run, and offer them (or have their homes offer them)."""
+        """Handle a node with room: promise tasks that it can run, and offer them (or let their homes offer them)."""
         self._membership.report_received(src, request.report)
         first, report = self._choose(src, request), self._information.report()
         if first is None:
@@ -514,9 +513,9 @@ class Receiver:
 def evens_out(
     load: int, size: int, load_there: int, size_there: int, given: int = 1, given_there: int | None = None
 ) -> bool:
-    """True if a node with so many tasks in its slots, or so much memory requested of what it has, is loaded no less than the
-    asker even after it has given it so much: else the task would only wait there instead of here. given_there: what that is
-    there, if it differs."""
+    """True if a node with ``load`` tasks in its slots (or memory requested) is loaded no less than the asker even after
+    it gives ``given`` of them; otherwise the task would only wait there instead of here. given_there: the same in the
+    asker's units, if they differ."""
     return (load_there + (given if given_there is None else given_there)) * size <= (load - given) * size_there
 
 
@@ -531,13 +530,13 @@ PARTNERS_ASKED_MAX = 8
 
 
 class PairProtocol:
-    """Pairing: two nodes even out their loads and part [BF81]. One per node; its timers are ``pair`` (time to ask) and
-    ``paired`` (the other one has not spoken for too long).
+    """Pairing: two nodes even out their loads and part [BF81]. One per node; its timers are ``pair`` (the next turn)
+    and ``paired`` (the partner has been silent for too long).
 
-    A node asks one other, as the policy says, by chance. Who is paired, or waits for an answer, refuses; then the asker asks
-    another at once, ``PARTNERS_ASKED_MAX`` of them at most before it waits for its next turn. The richer of the two gives: it
-    promises waiting tasks while the policy lets one more move, and offers them. The promised count as load of the poorer at
-    once, so the pair can part before they have come.
+    A node asks a random other node that the policy names. A node that is paired, or waits for an answer, refuses; then
+    the asker asks another, at most ``PARTNERS_ASKED_MAX`` before its next turn. The richer of the two gives: it
+    promises waiting tasks while the policy lets one more move, and offers them. Promised tasks count immediately as
+    load of the poorer, so the pair can part before they arrive.
     """
 
     def __init__(
@@ -561,7 +560,7 @@ class PairProtocol:
         self._refused: list[str] = []
         """The nodes that have refused in this turn."""
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- this node asks ------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Set the time of the next search; called after every event."""
@@ -601,7 +600,7 @@ class PairProtocol:
         for uid in reply.promised:
             self._donor.expect(uid)
         if not self._is_paired_with(src, reply.pairing):
-            return  # too late: the other one parts by itself
+            return  # too late: the partner's timeout ends the pair
         self._part()
         if not reply.accepts:
             self._state.count(metrics.PAIR_REQUESTS_REFUSED)
@@ -612,10 +611,10 @@ class PairProtocol:
             self._state.send(src, messages.Unpair(reply.pairing, tuple(work.uid for work in chosen)))
             self._give(chosen, src)
 
-    # -- being asked ---------------------------------------------------------------------------------------------------
+    # -- another node asks ---------------------------------------------------------------------------------------------
 
     def request_received(self, src: str, request: messages.PairRequest) -> None:
-        """Pair, unless this node is paired already."""
+        """Pair, unless this node is already paired."""
         self._membership.report_received(src, request.report)
         own = self._information.report()
         if self._partner or self._state.profile.drained or not self._membership.is_usable(src):
@@ -629,19 +628,19 @@ class PairProtocol:
         self._give(chosen, src)
 
     def unpair_received(self, src: str, message: messages.Unpair) -> None:
-        """Handle the richer partner's decision what it gives."""
+        """Handle the richer partner's decision about what it gives."""
         for uid in message.promised:
             self._donor.expect(uid)
         if self._is_paired_with(src, message.pairing):
             self._part()
 
     def timed_out(self) -> None:
-        """The other one has not spoken for too long."""
+        """End a pair whose partner has been silent for too long."""
         if self._partner:
             self._state.count(metrics.PAIRS_UNANSWERED)
         self._partner = ""
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _pair_with(self, node: str, pairing: int, seconds: float) -> None:
         self._partner, self._pairing = node, pairing
@@ -655,7 +654,7 @@ class PairProtocol:
         self._state.clear_timer(timers.Paired())
 
     def _choose(self, to: str, own: LoadReport, theirs: LoadReport) -> list[Work]:
-        """The tasks that go there, while the policy lets one more move."""
+        """The tasks to move there, while the policy lets one more move."""
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
         while peer is not None and len(chosen) < messages.PAIR_MOVES_MAX and self._moves(own, theirs):
@@ -690,10 +689,10 @@ class PairProtocol:
 
 
 class StateRequests:
-    """Requests of state to all nodes at once, and answers to such requests. One per node; its timer is ``answer``.
+    """Broadcast requests for state, and answers to such requests. One per node; its timer is ``answer``.
 
-    Only useful nodes answer, each after a random pause, until the asker has enough. The information policy asks
-    for load; a sender's search may ask for room for one task (its answers are that search's).
+    Only useful nodes answer, each after a random pause, until the asker has enough. The information policy asks for
+    load; a sender's search may ask for room for one task (the answers belong to that search).
     """
 
     def __init__(
@@ -715,27 +714,27 @@ class StateRequests:
         self._answers_left = 0
         self._to_answer: dict[str, tuple[str, messages.StateRequest]] = {}
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- this node asks ------------------------------------------------------------------------------------------------
 
     def ask(self, report: LoadReport) -> None:
-        """Ask everybody for their load; a request before this one is over."""
+        """Ask all nodes for their load; this ends an earlier request."""
         self._asked = self._searches.next_id()
         self._answers_left = self._state.config.answers_enough
         self._state.count(metrics.REQUESTS_BROADCAST)
         self._state.actions.append(Announce(messages.StateRequest(self._asked, report)))
 
     def answer_received(self, answer: messages.StateAnswer) -> None:
-        """A useful node has answered: there is enough once so many have, or this node needs no more."""
+        """Handle the answer of a useful node: end the request after enough answers, or if this node needs no more."""
         if answer.request == messages.UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
-        # More nodes like this one help: busy ones while there is room here, idle ones while there is none.
+        # More similar answers help: from busy nodes while there is room here, from idle nodes while there is none.
         helps = self._receiver.wants_more() if answer.report.gives else not self._information.shown().accepts
         if not self._answers_left or not helps:
             self._answers_left = 0
             self._state.actions.append(Announce(messages.Enough(answer.request)))
 
-    # -- being asked ---------------------------------------------------------------------------------------------------
+    # -- another node asks ---------------------------------------------------------------------------------------------
 
     def request_received(self, src: str, request: messages.StateRequest) -> None:
         """Answer after a pause, if this node is useful to the asker."""
@@ -751,7 +750,7 @@ class StateRequests:
         self._state.set_timer_in(pause_s, timers.AnswerDue(key))
 
     def answer(self, key: str) -> None:
-        """The pause is over: answer if that is still true."""
+        """Answer after the pause, if this node is still useful."""
         src, request = self._to_answer.pop(key, ("", None))
         if request is not None and self._is_useful(src, request):
             self._state.count(metrics.REQUESTS_ANSWERED)
@@ -772,7 +771,7 @@ class StateRequests:
 
 class ReportFilter(NamedTuple):
     """Filter of the announced reports that a node may act on (`Sharing.acts_on`): all; those of nodes with room; those
-    of nodes that keep this many tasks per slot beside one that they give; those of nodes that it has a hint of."""
+    of nodes that keep this many tasks per slot after giving one; those of nodes for which it has a hint."""
 
     every: bool
     with_room: bool
@@ -826,33 +825,33 @@ class Sharing:
             (self.pairing, state.policies.pairing.rate),
         )
         self.paced: tuple[Receiver | PairProtocol, ...] = tuple(machine for machine, rate in rates if rate)
-        """The machines that ask others at a rate of their own, as far as the policies want that."""
+        """The machines that ask others at their own rate, if the policies want that."""
 
     def report(self) -> LoadReport:
         """The load report of this node now, within an event."""
         return self.information.report()
 
     def shown(self) -> LoadReport:
-        """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to others
-        reports that with LoadPublished."""
+        """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to
+        others must report that with LoadPublished."""
         return self.information.shown()
 
     def arrived(self, remote: RemoteTask) -> None:
         self.receiver.arrived(remote)
 
     def completed(self) -> None:
-        """Ask for another task, if wanted: one has ended here, and the next one has been started."""
+        """Ask for another task, if wanted, after a task has ended here and the next one has started."""
         if self._has_receiver:
             self.receiver.pull()
 
     def would_leave(self, task: HomeTask) -> bool:
-        """True if a task like this one of this home would get to a node with room: sent, or given to one that asks."""
+        """True if a task like this one of this home would reach a node with room: sent, or given on request."""
         is_sent = self.sender.is_on and self.sender.still_sends(task)
         is_given = task.spec.request.takes_devices or self.information.gives()
         return is_sent or bool(self.pairing.rate) or (self._has_receiver and is_given)
 
     def stays_because(self, task: HomeTask) -> str:
-        """The reason why a waiting task of this home goes to no other node now, whatever room there is; "" if it may."""
+        """The reason why a waiting task of this home moves to no other node now, regardless of room; "" if it may."""
         if task.phase is not HomePhase.WAITING or task.stranded_because or task.search is not None:
             return ""
         if task.spec.request.takes_devices or self.sender.places_all or self.pairing.rate:
@@ -868,7 +867,7 @@ class Sharing:
         return f"{node} keeps it: its load is {self.information.level():g}, and it gives tasks away above {above:g}"
 
     def probe_timed_out(self, search_id: int) -> None:
-        """A search has waited long enough: it goes on with the answers it has."""
+        """End the wait of a search: it continues with the answers so far."""
         search = self._searches.timed_out(search_id)
         if search is None:
             return
@@ -878,19 +877,19 @@ class Sharing:
             self.sender.timed_out(search, search.task)
 
     def footprint_received(self, src: str, footprint: messages.Footprint) -> None:
-        """Handle Footprint: a search of that node found nothing, here and elsewhere."""
+        """Handle Footprint: a search of that node found nothing."""
         if footprint.has_room:
             self._hints.is_idle(src)
         else:
             self._hints.is_busy(src)
 
     def report_received(self, src: str, report: LoadReport) -> None:
-        """A peer's load: kept, and acted upon."""
+        """Store a peer's load report, and act on it."""
         if self._membership.report_received(src, report):
             self.report_met(src, report)
 
     def report_met(self, src: str, report: LoadReport) -> None:
-        """Handle a new announced report, which the other nodes receive too."""
+        """Handle a new announced report, which other nodes receive too."""
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
@@ -929,7 +928,7 @@ class Sharing:
         return src in self._hints.busy
 
     def answer_received(self, src: str, answer: messages.StateAnswer) -> None:
-        """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""
+        """Handle the answer of a useful node, for a search or this node's request. No other node got its report."""
         self._membership.report_received(src, answer.report)
         if self.sender.answer_received(src, answer):
             return
@@ -938,7 +937,7 @@ class Sharing:
         self.requests.answer_received(answer)
 
     def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:
-        """The sender policy hears of it, if it wants to."""
+        """Pass the announcement to the sender policy, if it wants it."""
         hook = getattr(self._state.policies.sender, "announced", None)
         if hook is None:
             return

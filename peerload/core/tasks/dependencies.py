@@ -1,12 +1,12 @@
-"""Dependencies of tasks of this home: other tasks and arrays, of this home or of another, that have to have ended, or to have
+"""Dependencies of tasks of this home: other tasks and arrays, of this home or another, that must have ended or
 succeeded.
 
-What has become of one is made durable with the end itself (or with the word of its home), and forgotten with the last task
-that waits for it: so nobody has to look up tasks that ended long ago. Another home is asked every await_s, and tells by itself
-when a task has ended; one that cannot be reached is waited for.
+The outcome of an awaited task is made durable together with its end (or when its home reports it), and forgotten with
+the last task that waits for it, so that old tasks need no lookup. Another home is queried every await_s, and also
+reports an end unasked; a home that cannot be reached is waited for.
 
-A submission that names a task of which nobody knows is refused; one of another home is asked after first, for at most
-await_answer_s. Since a task can only wait for what there is already, nobody ever waits in a circle.
+A submission that names an unknown task is refused. For a task of another home, that home is queried first, for at most
+await_answer_s. A task can only wait for existing tasks, so there are no cycles.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WAITS, OPEN, DOOMED, LOST = "waits", "open", "doomed", "lost"
 
 
 class Dependents:
-    """The unfinished tasks of one submission that wait for the same; in place of those of one that is about to be made, none."""
+    """The unfinished tasks of one submission, which share their dependencies; none for one that is not accepted yet."""
 
     __slots__ = ("number", "tasks", "terms")
 
@@ -52,9 +52,8 @@ class Dependents:
 
 
 class Awaited:
-    """A task or an array that others wait for. left: how much of it is unfinished, of a task of this home; is_known: whether
-    anybody has said that there is such a task; says: where it stands, as its home has told; is_kept: what has become of it is
-    durable."""
+    """A task or an array that others wait for. left: number of its unfinished tasks, if of this home; is_known: it is
+    known to exist; says: its state as reported by its home; is_kept: its outcome is durable."""
 
     __slots__ = ("dependents", "fate", "is_kept", "is_known", "left", "says")
 
@@ -78,11 +77,11 @@ class Dependencies:
         self._awaited: dict[str, Awaited] = {}
         self._dependents: dict[int, Dependents] = {}
         self._elsewhere: dict[str, dict[str, None]] = {}
-        """Names whose fate another home has to tell, by that home."""
+        """Names whose outcome another home has to report, by that home."""
         self._restored: dict[str, TaskOutcome] = {}
         self.news: deque[Dependents] = deque()
 
-    # -- who waits for what --------------------------------------------------------------------------------------------
+    # -- tasks and their dependencies ----------------------------------------------------------------------------------
 
     def restore(self, fates: Iterable[TaskOutcome]) -> None:
         """Restore the durable dependencies after a restart, before the tasks are adopted."""
@@ -99,7 +98,7 @@ class Dependencies:
             self._state.actions.append(FindTasks(tuple(lost)))
 
     def adopt(self, task: HomeTask) -> None:
-        """Take in a task of this home that waits for others."""
+        """Add a task of this home that waits for others."""
         number = submission_of(task.task)
         dependents = self._dependents.get(number)
         if dependents is None:
@@ -115,7 +114,7 @@ class Dependencies:
             self.await_no_more(dependents)
 
     def await_all(self, dependents: Dependents) -> None:
-        """Record that another task waits for each of these from now on."""
+        """Record that a submission waits for each of its dependencies."""
         for name in names_of(dependents.terms):
             awaited = self._awaited.get(name)
             if awaited is None:
@@ -123,7 +122,7 @@ class Dependencies:
             awaited.dependents[dependents.number] = dependents
 
     def await_no_more(self, dependents: Dependents) -> None:
-        """Forget what nobody waits for any more."""
+        """Forget dependencies that no submission waits for."""
         unneeded = []
         for name in names_of(dependents.terms):
             awaited = self._awaited[name]
@@ -152,7 +151,7 @@ class Dependencies:
         return task_home(name) == self._state.node
 
     def _count(self, name: str, awaited: Awaited) -> bool:
-        """The unfinished part of it here; → whether the disk has to tell more."""
+        """Count its unfinished tasks here; → True if its outcome must be read from the disk."""
         awaited.left = self._home.unfinished_in(name)
         awaited.is_known = awaited.is_known or awaited.left > 0
         return not awaited.left and not awaited.fate.is_over
@@ -170,11 +169,11 @@ class Dependencies:
     def get(self, name: str) -> Awaited | None:
         return self._awaited.get(name)
 
-    # -- whether a task may go on --------------------------------------------------------------------------------------
+    # -- verdicts ------------------------------------------------------------------------------------------------------
 
     def verdict(self, terms: SubmitOptions) -> tuple[str, str]:
-        """(OPEN, "") if nothing of this is waited for any more; (DOOMED, why) if one has failed that had to succeed; (LOST,
-        why) if nobody can tell; else (WAITS, "")."""
+        """(OPEN, "") if all dependencies are met; (DOOMED, why) if one has failed that had to succeed; (LOST, why) if
+        an outcome cannot be known; else (WAITS, "")."""
         lost = ""
         is_open = True
         for name in terms.after_ok:
@@ -196,7 +195,7 @@ class Dependencies:
         return awaited.fate if awaited is not None else TaskOutcome(name)
 
     def waits_for(self, terms: SubmitOptions) -> list[str]:
-        """The tasks that are still waited for, each with its state: ``ws1/3 (running on ws2)``."""
+        """The unmet dependencies, each with its state: ``ws1/3 (running on ws2)``."""
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
     def reason(self, terms: SubmitOptions) -> str:
@@ -212,7 +211,7 @@ class Dependencies:
         if peer is None or peer.state is not PeerState.ALIVE:
             return f"its home {home} is {'not known' if peer is None else peer.state}"
         awaited = self._awaited.get(name)
-        return (awaited.says if awaited is not None else "") or f"{home} has not said so far"
+        return (awaited.says if awaited is not None else "") or f"{home} has not answered yet"
 
     def state_text(self, name: str) -> str:
         """The state of a task, or an array, of this home in a few words."""
@@ -227,10 +226,10 @@ class Dependencies:
         """True if tasks here wait for this array, or for one of its members."""
         return any(name.rpartition(".")[0] == array or name == array for name in self._awaited)
 
-    # -- what becomes of them ------------------------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def ending(self, record: TaskRecord) -> list[Row]:
-        """A task of this home ends: → what is to be kept with that."""
+        """Handle the end of a task of this home → the rows to store together with it."""
         rows: list[Row] = []
         if not self._awaited:
             return rows
@@ -269,7 +268,7 @@ class Dependencies:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
 
     def status_received(self, src: str, told: AwaitedTask) -> bool:
-        """Take in the state of a task from its home → whether it is awaited; what others say is ignored."""
+        """Record the state of a task as told by its home → whether the task is awaited; other senders are ignored."""
         awaited = self._awaited.get(told.task)
         if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
             self._state.count(metrics.UNAWAITED_TASK_STATUS)
@@ -286,7 +285,7 @@ class Dependencies:
         if fate != awaited.fate:
             if awaited.is_kept or any(number >= 0 for number in awaited.dependents):
                 self._state.persist(*self._becomes(awaited, fate))
-            else:  # only those wait for it that are not submitted yet
+            else:  # only submissions that are not accepted yet wait for it
                 awaited.fate = fate
         if fate.is_over:
             self._elsewhere.get(task_home(fate.task), {}).pop(fate.task, None)
@@ -307,10 +306,10 @@ class Dependencies:
             len(one.tasks) for one in self._dependents.values() if not set(names).isdisjoint(names_of(one.terms))
         )
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def ask(self, home: str) -> None:
-        """Ask another home after all that is waited for there, and again after a while."""
+        """Query another home about all its awaited tasks, and again after a pause."""
         names = self._elsewhere.get(home)
         if not names:
             self._elsewhere.pop(home, None)
@@ -338,9 +337,9 @@ def unfinished_text(task: HomeTask) -> str:
 
 
 WATCHED_MAX = 10_000
-"""Tasks of this home of whose end other homes are told as soon as it comes; of more they hear when they ask again."""
+"""Tasks of this home whose end is reported to other homes immediately; for more, the other homes query again."""
 WATCHERS_MAX = 100
-"""Other homes that are told of the end of one task."""
+"""Other homes that are notified of the end of one task."""
 
 
 ENDING = "ending"
@@ -348,8 +347,8 @@ ENDING = "ending"
 
 
 class RemoteStatusQuery(Dependents):
-    """Submission whose awaited tasks are being checked for existence. left: names not confirmed yet; has_timer: True if
-    it is refused after a while."""
+    """Submission whose awaited tasks are being checked for existence. left: names not confirmed yet; has_timer: it is
+    refused after a timeout."""
 
     __slots__ = ("event", "has_timer", "left")
 
@@ -372,15 +371,14 @@ class RemoteStatusQueries:
         self._last = 0
         self._watched: dict[str, dict[str, None]] = {}
         self._failure_told: dict[str, None] = {}
-        """Arrays among them of which a member has failed: only their end is news now."""
+        """Arrays in `_watched` of which a member has failed: only their end is still to report."""
         self._asked: dict[str, dict[str, None]] = {}
-        """Names that are looked up on disk, and the homes that have asked for that."""
+        """Names that are being looked up on disk, and the homes that asked for them."""
 
     # -- submissions ---------------------------------------------------------------------------------------------------
 
     def begin(self, event: TaskSubmitted, counter: int) -> None:
-        """Find out whether there are the tasks that it names; then it is submitted, or refused. counter: the last number
-        given here."""
+        """Check that the awaited tasks exist, then submit or refuse. counter: the last number given here."""
         try:
             self._check(event, counter)
         except BadRequest as error:
@@ -456,7 +454,7 @@ class RemoteStatusQueries:
                 self._outcome_known(told.task)
 
     def _outcome_known(self, name: str) -> None:
-        """Handle news of an awaited task, which may be one that a submission names."""
+        """Handle an update about an awaited task, which a pending submission may name."""
         awaited = self._dependencies.get(name)
         if awaited is None:
             return
@@ -490,7 +488,7 @@ class RemoteStatusQueries:
         self._state.actions.append(Answer(inquiry.event.request, error=error))
 
     def timed_out(self, number: int) -> None:
-        """Nobody has answered in time."""
+        """Refuse the submission: a home has not answered in time."""
         inquiry = self._inquiries.get(number)
         if inquiry is not None:
             inquiry.has_timer = False
@@ -501,13 +499,12 @@ class RemoteStatusQueries:
     def gone(self, client: int) -> None:
         """Drop the unaccepted submissions of a closed connection."""
         for inquiry in [one for one in self._inquiries.values() if one.event.client == client]:
-            self._refuse(inquiry, BadRequest("nothing was submitted: its client is gone"))
+            self._refuse(inquiry, BadRequest("nothing was submitted: its client has disconnected"))
 
     # -- other homes ---------------------------------------------------------------------------------------------------
 
     def asked(self, src: str, message: AwaitTasks) -> None:
-        """Answer another home's query about tasks of this one: their states now, and their ends when they
-        come."""
+        """Answer another home's query about tasks of this home: their current states now, and their ends later."""
         told, unknown = [], []
         for name in message.tasks:
             if task_home(name) != self._state.node:
@@ -537,10 +534,10 @@ class RemoteStatusQueries:
         return any(name.rpartition(".")[0] == array or name == array for name in self._watched)
 
     def found(self, event: TasksFound) -> None:
-        """Status of tasks as it is on disk: it is sent to the nodes that wait for them.
+        """Send the status of tasks, as read from the disk, to the nodes that wait for them.
 
-        That all of it has ended is told only as the disk has it, together with what has failed. If more has ended since then,
-        that is looked up as well: until its end was told, the watch is kept."""
+        The end of a whole task or array is reported only from the disk, together with its failures. If more has ended
+        meanwhile, it is looked up again; the watch is kept until the end was reported."""
         answers: dict[str, list[AwaitedTask]] = {}
         for found in event.found:
             name = found.task
@@ -562,12 +559,13 @@ class RemoteStatusQueries:
             self._state.send(src, TasksTold(tuple(words)))
 
     def ended(self, record: TaskRecord) -> None:
-        """A task of this home has ended: whoever has asked after it, or after its array, is told what is on disk then."""
+        """Handle the end of a task of this home: look up its state, and its array's, for the homes that asked for
+        them."""
         if not self._watched:
             return
         array = record.task.rpartition(".")[0]
         names = [name for name in (record.task, array) if name and name in self._watched]
-        if array in names and self._has_unfinished(array):  # its first failure and its end are news
+        if array in names and self._has_unfinished(array):  # only its first failure and its end are reported
             if record.state is TaskState.DONE or array in self._failure_told:
                 names.remove(array)
             else:
@@ -581,12 +579,12 @@ class RemoteStatusQueries:
         members = self._home.arrays.get(array, {}).values()
         return array in self._home.untouched or any(
             not task.record.state.is_final for task in reversed(members)
-        )  # mostly the last ones are
+        )  # mostly the last ones are unfinished
 
 
 def _silent(name: str, home: str, why: str) -> BadRequest:
     return BadRequest(
-        f"nothing was submitted: whether there is a task {name} only {home} can tell",
+        f"nothing was submitted: only {home} knows whether there is a task {name}",
         why=why,
         hint=f"peerload nodes        once {home} answers, submit it again",
     )

@@ -1,12 +1,11 @@
-"""Eligibility of tasks of this home: those that wait for other tasks, or for a slot of their group, are offered to
-nobody, start nowhere, stand before no others and do not look for a place.
+"""Eligibility of tasks of this home: a task that waits for other tasks, or for a slot of its group, is not offered,
+started or queued, and no search for a place begins.
 
-A task passes once nothing is waited for any more (`dependencies.py`) and its group has a slot for it: by
-priority, then by arrival. It keeps its slot until it is over, held, or has failed and is to be tried again; so no more than
-that many tasks of the group are ever leased, also while one of them is lost sight of.
+A task passes once its dependencies are met (`dependencies.py`) and its group has a slot for it: by priority, then in
+the order of arrival. It keeps its slot until it is over, held, or has failed and will be retried. So the leased tasks
+of a group never exceed its slots, even while one of them is on a lost node.
 
-A group exists as soon as a task names it or a user sets it; only what a user has set is durable. No task of a paused group is
-started.
+A group exists as soon as a task names it or a user sets it; only settings are durable. A paused group starts no task.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Eligibility:
         self.remote_status = RemoteStatusQueries(state, home, membership, self.dependencies)
         self.groups = TaskGroups(state, home, batches)
         self.is_needed = False
-        """True once there was a task to which a condition applies."""
+        """True once there was a task with a dependency or a group."""
         self._due: deque[HomeTask] = deque()
-        """Tasks of whose gate something may have changed."""
+        """Tasks whose gate may have changed."""
 
     def restore(self, fates: Iterable[TaskOutcome], groups: Iterable[GroupSettings]) -> None:
         """Restore the state after a restart, before the tasks are adopted."""
@@ -58,7 +57,7 @@ class Eligibility:
         self.groups.restore(groups)
 
     def adopt(self, task: HomeTask) -> None:
-        """Take in a conditional task of this home, new or from the store."""
+        """Add a conditional task of this home, new or from the store."""
         self.is_needed = True
         if task.terms.awaits:
             self.dependencies.adopt(task)
@@ -72,13 +71,13 @@ class Eligibility:
             self.groups.left(task)
 
     def is_awaited(self, array: str) -> bool:
-        """True if other tasks, or other homes, are told when members of this array end."""
+        """True if other tasks or other homes wait for the ends of this array's members."""
         return self.dependencies.is_awaited(array) or self.remote_status.is_any_watched(array)
 
     # -- the gate ------------------------------------------------------------------------------------------------------
 
     def admits(self, task: HomeTask) -> bool:
-        """Let this conditional task, which is in no queue, go on now if it may → whether it may; else it is GATED."""
+        """Let this conditional task, which is in no queue, pass if it may → True if it passes; else it is GATED."""
         if not self._waits_for(task):
             if not task.terms.group or self.groups.admits(task):
                 return True
@@ -148,7 +147,7 @@ class Eligibility:
 
 
 STALE_MAX = 1000
-"""A line with more entries of tasks that wait there no more, and more of these than others, is made anew."""
+"""A line with more stale entries than this, and with more stale entries than tasks, is rebuilt."""
 IN_QUEUE = (HomePhase.WAITING, HomePhase.OFFERED)
 
 Place = tuple[int, int, int]
@@ -169,12 +168,12 @@ class TaskGroup:
         self.line: list[tuple[Place, bytes]] = []
 
     def may_pass(self, uid: bytes) -> bool:
-        """True if this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
+        """True if slots allow this task to pass: it has a slot within the limit, or one is free."""
         slots = self.settings.slots
         return not slots or (len(self.taken) <= slots if uid in self.taken else len(self.taken) < slots)
 
     def first(self) -> HomeTask | None:
-        """The next task that may go on, None if none may."""
+        """The next task that may pass, None if there is none."""
         if self.settings.is_paused:
             return None
         while self.line:
@@ -215,7 +214,7 @@ class TaskGroups:
         self._batches = batches
         self._groups: dict[str, TaskGroup] = {}
         self._changed: dict[str, None] = {}
-        """Groups of which somebody may be let through."""
+        """Groups that may have a task to let through."""
 
     def __iter__(self) -> Iterator[TaskGroup]:
         return iter([self._groups[name] for name in sorted(self._groups)])
@@ -225,7 +224,7 @@ class TaskGroups:
             self._groups[one.name] = TaskGroup(one)
 
     def adopt(self, task: HomeTask) -> None:
-        """Take in a task of this home. A task that a node has, or may still have, has a slot."""
+        """Add a task of this home. If a node has it, or may still have it, it takes a slot."""
         name = task.terms.group
         group = self._groups.get(name)
         if group is None:
@@ -237,17 +236,17 @@ class TaskGroups:
             group.taken[task.uid] = task
 
     def admits(self, task: HomeTask) -> bool:
-        """Give this task a slot if there is one → whether there is; else it joins the line of its group."""
+        """Give this task a slot if one is free → True if it has one; else it joins the line of its group."""
         group = self._of(task)
         if group is None:
             return True
         if not group.settings.is_paused:
-            is_next = len(group.waiting) == (task.uid in group.waiting)  # nobody else waits
+            is_next = len(group.waiting) == (task.uid in group.waiting)  # no other task waits
             if group.may_pass(task.uid) and (is_next or task.uid in group.taken):
                 group.waiting.pop(task.uid, None)
                 group.taken[task.uid] = task
                 return True
-        if not task.record.last_node:  # else a node may come back with it
+        if not task.record.last_node:  # else a node may return with it
             group.taken.pop(task.uid, None)
         group.wait(task)
         self._changed[group.settings.name] = None
@@ -260,7 +259,7 @@ class TaskGroups:
             group.wait(task)
 
     def next_that_passes(self) -> HomeTask | None:
-        """The next task of any group that is let through now; it has its slot then."""
+        """The next task of any group that may pass; it now has its slot."""
         while self._changed:
             name = next(iter(self._changed))
             group = self._groups.get(name)
@@ -273,7 +272,7 @@ class TaskGroups:
         return None
 
     def waits_no_more(self, task: HomeTask) -> None:
-        """Take a task out of the line: a node has come back with it or with its result, or it is over or held."""
+        """Take a task out of the line: a node has returned with it or with its result, or it is over or held."""
         group = self._of(task)
         if group is not None:
             group.waiting.pop(task.uid, None)
@@ -287,7 +286,7 @@ class TaskGroups:
                 self._changed[group.settings.name] = None
 
     def left(self, task: HomeTask) -> None:
-        """Forget a task that is over and of which nothing runs here any more."""
+        """Forget a task that is over and no longer runs here."""
         group = self._of(task)
         if group is None:
             return
@@ -314,8 +313,8 @@ class TaskGroups:
     # -- for users -----------------------------------------------------------------------------------------------------
 
     def asked(self, event: GroupRequested) -> None:
-        """Set a group, pause it, let it go on, or remove it: durable before it is answered, and with none of it in the queue
-        by then that may not go on."""
+        """Set, pause, resume or remove a group. Before the answer, the change is durable, and the queue has no task of
+        the group that may not run."""
         self._batches.carry_out(event.request, self._asked(event))
 
     def _asked(self, event: GroupRequested) -> Iterator[None]:
@@ -363,7 +362,7 @@ class TaskGroups:
         if before == GroupSettings(event.name) != wanted:
             set_by_user = sum(one.settings != GroupSettings(name) for name, one in self._groups.items())
             if set_by_user >= self._state.config.groups_max:
-                raise SlowDown("too many groups are set", why=f"at most {self._state.config.groups_max} may be")
+                raise SlowDown("too many groups are set", why=f"the limit is {self._state.config.groups_max}")
         self._groups[event.name] = group
         group.settings = wanted
         if group.settings == GroupSettings(event.name):
@@ -376,8 +375,8 @@ class TaskGroups:
         return group
 
     def _take_back(self, group: TaskGroup) -> Iterator[None]:
-        """Gate tasks again that were let through and that no node has, if they may not go on now: of a paused
-        group all, else the last that were let through beyond its slots."""
+        """Gate tasks again that were let through, are at no node, and may not pass now: all of a paused group, else the
+        last ones beyond its slots."""
         waiting = [task for task in group.taken.values() if task.phase in IN_QUEUE]
         if not group.settings.is_paused:
             beyond = len(group.taken) - group.settings.slots if group.settings.slots else 0
@@ -387,18 +386,18 @@ class TaskGroups:
         for task in waiting:
             yield
             if group.settings is not settings:
-                return  # it is another request's by now
+                return  # a later request has changed the group
             if group.taken.get(task.uid) is not task or task.phase not in IN_QUEUE:
                 continue
             self._home.take_out(task)
             task.enter(HomePhase.GATED)
-            if not task.record.last_node:  # else a node may come back with it
+            if not task.record.last_node:  # else a node may return with it
                 del group.taken[task.uid]
             group.wait(task)
             self._changed[settings.name] = None
 
     def opened_by(self, task: HomeTask) -> str:
-        """The command that would let this task pass now, if it is the next of its group."""
+        """The command that would let this task pass now, if it is next in its group."""
         group = self._of(task)
         if group is None:
             return ""
@@ -419,8 +418,8 @@ class TaskGroups:
 
 
 def group_dict(group: TaskGroup, members: Collection[HomeTask] | None = None) -> dict[str, object]:
-    """A group as clients get it, with these of its tasks; None: with all. slots: null = any number; waiting: for a slot, or for
-    other tasks; queued: in all."""
+    """A group as sent to clients, with these of its tasks; None: all. slots: null = unlimited; waiting: for a slot or
+    for other tasks; queued: in all."""
     members = group.members.values() if members is None else members
     states = Counter(task.record.state for task in members)
     return {
@@ -436,7 +435,7 @@ def group_dict(group: TaskGroup, members: Collection[HomeTask] | None = None) ->
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
     """Group as shown to a user who may see only some of its tasks; None if it has none of these and was never
-    configured. Where there is a limit, the slots taken are those of all its tasks."""
+    configured. With a limit, the slots taken count all its tasks."""
     members = [task for task in group.members.values() if sees(task)]
     is_set = group.settings != GroupSettings(group.settings.name)
     if not members and not is_set:

@@ -1,8 +1,8 @@
-"""The tasks of this home, in one file because they have one writer: their durable life-cycle, their runs here, their end.
+"""The tasks of this home, in one file because they have one writer: their durable states, their runs here, their end.
 
-Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
-table of transitions. What is said to a node that runs a task is `handoff/home.py`, what becomes of one whose attempt was
-lost is `retries.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
+Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and checks the
+table of transitions. Messages to a node that runs a task are sent by `handoff/home.py`, lost attempts are handled by
+`retries.py`; only a user's cancel or signal goes to a running task from here.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 SIGKILL = 9
 PLACED_HERE = metrics.labelled(metrics.PLACEMENTS, kind="here")
 OBEYING_MAX = 10_000
-"""Cancelled attempts elsewhere whose time to obey is remembered."""
+"""Cancelled remote attempts whose time to end is remembered."""
 NOTHING_USED = Usage()
 NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
-"""The fields of the record of a task that no node has."""
+"""The node fields of a record when no node has the task."""
 
 
 class TasksById(Mapping[str, HomeTask]):
-    """The unfinished tasks of a home by their ids, looked up among its single tasks and its arrays: no table of its own. Those
-    that are objects of their own, but who asks for another by its id gets it as one."""
+    """The unfinished tasks of a home by id, looked up among single tasks and arrays, without a table of its own.
+    Iteration yields only tasks that are separate objects; looking up another task by its id makes it one."""
 
     __slots__ = ("_home",)
 
@@ -64,8 +64,9 @@ class TasksById(Mapping[str, HomeTask]):
 
 
 class Home:
-    """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
-    when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
+    """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: by node, the tasks that another
+    node has or had at its last message; ``stranded``: by uid, those that cannot run here and have no other place. Its
+    timer is ``rest``."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, mediator: Mediator) -> None:
         self._state = state
@@ -79,7 +80,7 @@ class Home:
         self.singles: dict[str, HomeTask] = {}
         """The tasks that are in no array, by their ids."""
         self.untouched: dict[str, list[UntouchedMembers]] = {}
-        """Members of uniform arrays that are no tasks of their own yet, in order, by the name of the array."""
+        """Members of uniform arrays that are not yet separate tasks, in order, by the name of the array."""
         self._untouched_number = 0
         self.by_id = TasksById(self)
         self.stranded: dict[bytes, HomeTask] = {}
@@ -110,14 +111,14 @@ class Home:
         return len(self.tasks) + self._untouched_number
 
     def adopt_members(self, block: UntouchedMembers) -> None:
-        """Add members of a uniform array, behind those of it that are here."""
+        """Add members of a uniform array behind its present ones."""
         self.untouched.setdefault(block.task, []).append(block)
         self.arrays.setdefault(block.task, {})
         self._untouched_number += block.count
         self.states[TaskState.QUEUED] += block.count
 
     def member(self, name: str) -> HomeTask | None:
-        """Make the untouched member of this name a task of its own. None if there is none."""
+        """Make the untouched member of this name a task of its own; None if there is none."""
         array, _, number = name.rpartition(".")
         blocks = self.untouched.get(array)
         if blocks is None:
@@ -135,20 +136,20 @@ class Home:
         return task
 
     def touched(self, array: str, at_most: int) -> None:
-        """Make the next ``at_most`` members of a uniform array tasks of their own, if there are so many."""
+        """Make the next members of a uniform array tasks of their own, at most ``at_most``."""
         while at_most > 0 and (blocks := self.untouched.get(array)):
             self.touch(blocks[0], blocks[0].members[0])
             at_most -= 1
 
     def some(self, at_most: int) -> list[HomeTask]:
-        """Return this number of unfinished tasks, or all if there are fewer."""
+        """Return ``at_most`` unfinished tasks, or all if there are fewer."""
         for array in list(self.untouched):
             self.touched(array, at_most - len(self.tasks))
         return list(islice(self.tasks.values(), at_most))
 
     def untouched_run(self, names: Sequence[str], at: int) -> tuple[UntouchedMembers, range] | None:
-        """Next run of untouched members of one array in ``names``, from ``at`` on, without a gap, or named by their
-        array; bounded in number. Ending them ends no other task. None if there is no such run."""
+        """Next gapless run of untouched members of one array in ``names`` from ``at`` on, named one by one or by their
+        array; its length is bounded. Ending them ends no other task. None if there is no such run."""
         name, at_most = names[at], self._state.config.uniform_at_a_time
         array = name if name in self.untouched else name.rpartition(".")[0]
         blocks = self.untouched.get(array)
@@ -180,7 +181,7 @@ class Home:
         self._state.actions.append(actions.MembersCancelled(kept))
 
     def _divided(self, block: UntouchedMembers, rest: UntouchedMembers | None, member: int) -> None:
-        """Keep the blocks of an array in order: one has lost members from this one on, and ``rest`` are those behind."""
+        """Keep the blocks of an array in order after one lost members from this one on; ``rest``: those behind."""
         blocks = self.untouched[block.task]
         if rest is not None:
             blocks.insert(bisect_right(blocks, member, key=_first_member), rest)
@@ -192,7 +193,7 @@ class Home:
                     del self.arrays[block.task]
 
     def unfinished_in(self, name: str) -> int:
-        """The number of unfinished tasks that a user means: one, or the members of an array."""
+        """The number of unfinished tasks that a user's name selects: one task, or the members of an array."""
         if name not in self.untouched:
             return sum(not task.record.state.is_final for task in self.named(name))
         members = self.arrays.get(name, {}).values()
@@ -203,27 +204,27 @@ class Home:
         return self.tasks, self.singles, self.arrays, *self.arrays.values(), *self.elsewhere.values()
 
     def begin_making(self, array: str) -> None:
-        """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as
-        what was confirmed about it would be undone when they become so."""
+        """Start to adopt the members of this array one by one. Until all are durable, no user request can select one of
+        them, because becoming durable would undo a confirmed change."""
         self._being_made[array] = None
 
     def mark_durable(self, array: str) -> None:
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
-        """True if this is an array whose members are not durable yet, or one of them."""
+        """True for an array whose members are not durable yet, and for its members."""
         return (_array(name) or name) in self._being_made
 
     def unfinished(self) -> dict[str, int]:
-        """The number of unfinished tasks in each state, where there are any; without arrays that are being made."""
+        """The number of unfinished tasks by state, without zeros and without arrays that are being made."""
         numbers = {state: number for state, number in self.states.items() if not state.is_final}
         for members in (self.arrays.get(array, {}) for array in self._being_made):
-            for first in islice(members.values(), 1):  # nothing has become of any of them
+            for first in islice(members.values(), 1):  # all are in the same state
                 numbers[first.record.state] -= len(members)
         return {state.value: number for state, number in numbers.items() if number}
 
     def named(self, name: str) -> list[HomeTask]:
-        """The unfinished tasks that a user means: one, or the members of an array."""
+        """The unfinished tasks that a user's name selects: one task, or the members of an array."""
         if self.is_being_made(name):
             return []
         task = self.by_id.get(name)
@@ -233,7 +234,7 @@ class Home:
         return list(self.arrays.get(name, {}).values())
 
     def migrations_max(self, task: HomeTask | UntouchedMembers) -> int:
-        """Bound on the number of times it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
+        """Limit on its placements elsewhere by choice: its own, else the policy's, else `CoreConfig.migrations_max`."""
         own = task.spec.placement.migrations_max
         return own if own is not None else self._migrations_max
 
@@ -243,7 +244,7 @@ class Home:
         return self._state.has_disk_room and task.record.migrations < self.migrations_max(task)
 
     def withdraw(self, task: HomeTask) -> None:
-        """Withdraw the open offer of a task, if any; the task may start here again."""
+        """Withdraw the pending offer of a task, if any; the task may start here again."""
         if task.phase is HomePhase.OFFERED:
             self._state.clear_timer(timers.OfferTimeout(task.uid.hex()))
             task.enter(HomePhase.WAITING)
@@ -252,7 +253,7 @@ class Home:
     # -- durable transitions -------------------------------------------------------------------------------------------
 
     def become(self, task: HomeTask, reason: str, /, **changes: object) -> TaskRecord:
-        """A new durable record; raises InvariantBroken for a transition that the table does not have."""
+        """Store a new durable record; raises InvariantBroken for a transition that is not in the table."""
         record, state = task.record, self._state
         before, after = record.state, changes.get("state", record.state)
         if after is not before and after not in TRANSITIONS[before]:
@@ -294,7 +295,7 @@ class Home:
     def requeue(
         self, task: HomeTask, reason: str, *, arrives: bool = True, rests_s: float = 0.0, **changes: object
     ) -> None:
-        """Return a task that no node has to the queue. arrives: dispatch it anew at once; rests_s: only after this
+        """Return a task that no node has to the queue. arrives: dispatch it immediately; rests_s: only after this
         pause; last_node among the changes: that node is only silent and may still have it (R11)."""
         if self._cannot_repeat(task, reason):
             return
@@ -312,19 +313,19 @@ class Home:
             self._queue.add(task)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
-        """True if it has failed, since its input was read and is not kept: nothing is run on half an input."""
+        """Fail the task if its input was read and is not kept whole: it must not run on half of it. → True if so."""
         if not task.record.input_is_cut:
             return False
         self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
         return True
 
     def rest(self, task: HomeTask, seconds: float) -> None:
-        """Queued, but not considered for so long."""
+        """Keep the task queued, but do not consider it for this time."""
         task.enter(HomePhase.RESTING)
         self._state.set_timer_in(seconds, timers.Rest(task.uid.hex()))
 
     def rests_until_sure(self, task: HomeTask) -> bool:
-        """Have it rest as long as another node may have it by a lease that the database has lost. → whether that may be."""
+        """Pause it while another node may have it under a lease that is missing in the database. → True if so."""
         unsure_s = self._state.unsure_until_s - self._state.now.boot_s
         if unsure_s <= 0.0 or not self._is_older_than_loss(task):
             return False
@@ -338,14 +339,14 @@ class Home:
             self.mediator.task_arrives(task)
 
     def prioritize(self, task: HomeTask, priority: int) -> None:
-        """Change the priority of a task: it goes before tasks of lower priority, behind those that have this one already."""
+        """Change the priority of a task: it goes before tasks of lower priority, behind those of the same priority."""
         if task.spec.priority == priority:
             return
         self._queue.prioritize(task, priority)
         self.become(task, f"its priority is {priority} now", priority=priority)
 
     def take_out(self, task: HomeTask, node: str = "") -> None:
-        """Stop the waiting of a task here: it is at that node, held or over."""
+        """End the waiting of a task here: it is at that node, held or over."""
         self.withdraw(task)
         self._queue.remove(task)
         if task.phase is HomePhase.GATED:
@@ -355,14 +356,14 @@ class Home:
         self.mediator.task_placed(task, node)
 
     def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
-        """Lease the same attempt again to a node that was given up and still has it (R11)."""
+        """Lease the same attempt again to a node that was given up as lost and still has it (R11)."""
         self.take_out(task, node)
         if task.record.state is TaskState.HELD:
             self.become(task, f"{node} is back", state=TaskState.QUEUED)
         task.enter(HomePhase.AWAY)
         task.lease = task.lease or GrantedLease()
         record = task.record
-        if record.last_node == node:  # it was no loss
+        if record.last_node == node:  # it was not lost
             others = tuple(name for name in record.lost_on if name != node)
             self.become(
                 task,
@@ -378,7 +379,7 @@ class Home:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
     def resume(self, task: HomeTask) -> None:
-        """Go on with a task whose result could not be fetched, from the state that its record has."""
+        """Continue with a task whose result could not be fetched, from the state in its record."""
         match task.record.state:
             case TaskState.LEASED:
                 task.enter(HomePhase.AWAY)
@@ -391,7 +392,7 @@ class Home:
                 self.mediator.task_arrives(task)
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
-        """Hold a task that waits, or that another node had."""
+        """Hold a task that waits or that another node had."""
         if self._cannot_repeat(task, reason):
             return
         self.take_out(task)
@@ -418,20 +419,20 @@ class Home:
     # -- runs on this node ---------------------------------------------------------------------------------------------
 
     def next_attempt(self, task: HomeTask) -> int:
-        """The number of the next attempt. It was given to none before, also none that the database knows nothing of any
-        more: launchers, executors and the spool know an attempt by its number."""
+        """The number of the next attempt. It was never used before, not even by attempts that are missing in the
+        database: launchers, executors and the spool identify an attempt by its number."""
         after = task.record.attempt + 1
         return max(after, self._state.attempts_from) if self._is_older_than_loss(task) else after
 
     def may_be_lost(self, task: HomeTask, attempt: int) -> bool:
-        """True if this attempt may have been granted by commits that the database has lost, and to anybody."""
+        """True if this attempt may have been granted, to any node, by commits that are missing in the database."""
         return attempt < self._state.attempts_from and self._is_older_than_loss(task)
 
     def _is_older_than_loss(self, task: HomeTask) -> bool:
         return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
 
     def start_here(self, task: HomeTask, after: str = "") -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3). after: the key of the attempt whose room it gets."""
+        """Run it on this node: LEASED to itself and START in one (D2 + D3). after: the attempt whose slot it takes."""
         self.mediator.task_placed(task, self._state.node)
         task.enter(HomePhase.HERE)
         self.become(
@@ -465,8 +466,8 @@ class Home:
         self.seen_running(task, reason)
 
     def started_elsewhere(self, task: HomeTask, node: str, started_at: float) -> None:
-        """Record that the process of a task exists, or existed, on another node, by whose clock it was started then; 0: it was not
-        started. Only the first word of it counts."""
+        """Record that the process of a task exists, or existed, on another node; started_at by that node's clock, 0: it
+        did not start. Only the first report counts."""
         if started_at and not task.running_at:
             task.running_at = self.by_own_clock(task, started_at)
             record = msgspec.structs.replace(task.record, started_at=task.running_at)
@@ -474,15 +475,14 @@ class Home:
             self.seen_running(task, f"started on {node}")
 
     def seen_running(self, task: HomeTask, reason: str) -> None:
-        """Record that the process of a task exists. Users see that as a state, though the durable record has
-        none for it."""
+        """Record that the process of a task exists. Users see it as a state, which the durable record does not have."""
         record = task.record
         self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self, task: HomeTask, exit_: Exit, *, why: str = "", **changes: object) -> None:
-        """Record the one result (D5), and learn from it. ``why``: what else is to be said of it."""
+        """Record the one result (D5), and learn from it. ``why``: an addition to the reason."""
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
         reason = exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_)
@@ -506,17 +506,17 @@ class Home:
 
     def used(self, task: str, uid: bytes, attempt: int, node: str, usage: Usage) -> None:
         """Record the usage of an attempt that ended at this node after its task was over. A cancelled task's
-        record gets it; other records stay unchanged. task: "" = not known."""
+        record gets it; other records do not change. task: "" = not known."""
         if usage != NOTHING_USED and task_home(task) in ("", self._state.node):
             self._state.persist(actions.PutUsage(task, uid, attempt, node, usage))
 
     def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
-        """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
-        submitted and had run for ran_s."""
+        """Clamp an instant (Unix s) by another node's clock, which may be wrong: not in the future, and not before the
+        submission plus ran_s."""
         return min(max(at, task.record.submitted_at + ran_s), self._state.now.wall_s)
 
     def forget(self, task: HomeTask) -> None:
-        """Take a task that is over out of memory."""
+        """Remove a task that is over from memory."""
         self._clear_timers(task)
         self.mediator.task_left(task)
         if self.tasks.pop(task.uid, None) is not None:
@@ -540,9 +540,9 @@ class Home:
             self._state.clear_timer(timers.TimeLimit(task.key))
 
     def cancel(self, task: HomeTask, signal: int, *, force: bool, reason: str = "cancelled") -> bool:
-        """Durable before it is confirmed (D7); False if it has ended already."""
+        """Cancel a task, durably before the confirmation (D7); False if it has ended already."""
         if task.phase is HomePhase.OVER:
-            if force:  # cancelled before, and its process has not obeyed yet
+            if force:  # cancelled before, and its process has not ended yet
                 self._state.actions.append(actions.SignalTask(task.key, SIGKILL))
             return False
         was = task.phase
@@ -573,8 +573,8 @@ class Home:
         return True
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
-        """True if the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
-        it meanwhile is not told to kill them."""
+        """True if the processes of this cancelled remote attempt still have time to end: if a node renews it meanwhile,
+        it is not told to kill them."""
         key = execution_key(uid, attempt)
         until_s = self._obeying.get(key)
         if until_s is None or until_s > self._state.now.boot_s:
@@ -583,8 +583,8 @@ class Home:
         return False
 
     def signal(self, task: HomeTask, signal: int) -> bool:
-        """Pass a signal of a user on to the running task; False if it does not run, or has ended elsewhere and its output
-        waits. Its end by that is its result."""
+        """Pass a user's signal to the running task; False if it does not run, or has ended elsewhere and its output
+        waits. If the signal ends it, that is its result."""
         if task.phase is HomePhase.HERE:
             self._state.actions.append(actions.SignalTask(task.key, signal))
         elif task.phase is HomePhase.AWAY and task.running_at and not task.has_ended_elsewhere:
@@ -603,5 +603,5 @@ def _first_member(block: UntouchedMembers) -> int:
 
 
 def _array(task: str) -> str:
-    """The array that a task is a member of, "" for a single one."""
+    """The array that a task is a member of, "" for a single task."""
     return task.rpartition(".")[0]

@@ -1,8 +1,8 @@
-"""The work that waits for room on this node: user priority first, then the priority policy, then the order of arrival.
+"""The work that waits for resources of this node: by user priority, then by the priority policy, then by arrival.
 
-Tasks of this home and of other homes wait side by side. A task whose offer is out stays in its place but is withheld. The head
-of the line is never overtaken by a later task of its class that would fit: it would starve. Tasks that take devices have a
-line of their own (`DeviceQueue`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
+Tasks of this home and of other homes wait side by side. A task with a pending offer keeps its place but is withheld. A
+later task of its class that would fit never overtakes the head of the line, which would starve. Tasks that take devices
+have their own line (`DeviceQueue`), so that no task waits for cores behind a task that waits for a GPU, or vice versa.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 NEVER = (-1, -1)
 ARRIVED_MAX = 64
-"""Arrivals since the last full look at work that waits for devices; beyond it there is another full look."""
+"""Arrivals since the last full scan of work that waits for devices; one more triggers another full scan."""
 LOCAL, KEPT_HERE, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(5)
-"""The lines of one user priority: of tasks of this home, of those among them that must not leave it, and of tasks of other
-homes; then those of either that take devices."""
+"""The lines of one user priority: tasks of this home, those of them that must stay here, and tasks of other homes;
+then the same for tasks that take devices (own and of other homes)."""
 ALL = tuple(range(5))
 MOVABLE = LOCAL, REMOTE
-"""The lines of tasks that another node may be given."""
+"""The lines of tasks that can move to another node."""
 
 
 class LinkedQueue:
-    """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, which takes no memory
-    beside these two. Who goes through it gets tasks: a member of a uniform array becomes one as soon as its turn comes."""
+    """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, without memory of
+    its own. Iteration yields tasks: a member of a uniform array becomes a task when its turn comes."""
 
     __slots__ = ("_last", "first")
 
@@ -54,7 +54,7 @@ class LinkedQueue:
         while work is not None:
             if isinstance(work, UntouchedMembers):
                 work = work.home.touch(work, work.members[0])
-            following = work.after  # it may be removed meanwhile
+            following = work.after  # the caller may remove it
             yield work
             if following is not None and not following.is_queued:
                 following = work.after if work.is_queued else None
@@ -72,7 +72,7 @@ class LinkedQueue:
             work = preceding
 
     def as_it_is(self) -> Iterator[Work]:
-        """The work with untouched members of an array as one, while nothing changes."""
+        """The work, with untouched members of an array as one item; the queue must not change meanwhile."""
         work = self.first
         while work is not None:
             yield work
@@ -95,7 +95,7 @@ class LinkedQueue:
             after.before = work
 
     def remove(self, work: Work) -> None:
-        """Take work out, wherever it stands."""
+        """Remove work from any position."""
         before, after = work.before, work.after
         if before is None:
             self.first = after
@@ -109,21 +109,21 @@ class LinkedQueue:
 
 
 class WaitingQueue:
-    """Linked lists per user priority and class; everything is O(1) but a look past withheld work, and at work that takes
-    devices."""
+    """Linked lists by user priority and class. Everything is O(1), except skipping withheld work and scanning work that
+    takes devices."""
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self.ledger = ledger
         self._levels: dict[int, tuple[LinkedQueue, ...]] = {}
         self._spare: tuple[LinkedQueue, ...] | None = None
-        """The empty lines of a priority that nothing has any more, for the next."""
+        """Empty lines of a priority that is no longer used, for the next priority."""
         self._devices = DeviceQueue(state, ledger)
         self._number = 0
         self._next_order = 0
         self.settled_at = NEVER
-        """Versions of the ledger and of its devices at the last look, if nothing could be started then, nor has anything changed since
-        that they do not show."""
+        """Versions of the ledger and of its devices at the last scan, if nothing could start then and nothing has
+        changed since that these versions do not show."""
         self._no_room_at = NEVER
         self._arrived: list[Work] = []
         self._backlog: BacklogEstimate | None = None
@@ -155,7 +155,7 @@ class WaitingQueue:
             self._backlog.add(work)
 
     def split(self, block: UntouchedMembers, task: HomeTask, member: int) -> UntouchedMembers | None:
-        """Put one of these members, as a task, where it stands. → those behind it, if there are others before it."""
+        """Replace one of these members by its task. → the members behind it, if members before it remain."""
         index = block.members.index(member)
         if not block.is_queued:
             return self._divide(block, index, 1)
@@ -169,13 +169,14 @@ class WaitingQueue:
         return rest
 
     def drop(self, block: UntouchedMembers, members: range) -> UntouchedMembers | None:
-        """Take members out that wait no longer. → those behind them, if there are others before them."""
+        """Remove members that no longer wait. → the members behind them, if members before them remain."""
         if block.is_queued:
             self._leaves(block, len(members))
         return self._divide(block, block.members.index(members[0]), len(members))
 
     def _divide(self, block: UntouchedMembers, index: int, number: int) -> UntouchedMembers | None:
-        """Take so many members out of a block, which keeps those before them, else those behind. → those behind, if it has both."""
+        """Remove ``number`` members from a block; it keeps those before, else those behind. → those behind, if both
+        remain."""
         earlier, later = block.members[:index], block.members[index + number :]
         rest = block.split(later) if earlier and later else None
         block.members = earlier or later
@@ -204,13 +205,13 @@ class WaitingQueue:
                 self.withhold(work)
 
     def remove(self, work: Work) -> bool:
-        """Remove work, wherever it stands; False if it does not wait here."""
+        """Remove work from any position; False if it does not wait here."""
         if not work.is_queued:
             return False
         work.is_queued = False
         self._levels[work.spec.priority][work.line].remove(work)
         if work.line >= LOCAL_DEVICES:
-            self._look_again()  # what was kept for it is free
+            self._look_again()  # its reserved devices are free
         self._drop_if_empty(work.spec.priority)
         self._leaves(work, work.count)
         return True
@@ -222,14 +223,14 @@ class WaitingQueue:
         self._spare = self._levels.pop(priority)
 
     def _leaves(self, work: Work, number: int) -> None:
-        """Count tasks of this work that wait no longer."""
+        """Count tasks of this work that no longer wait."""
         self._number -= number
         self.ledger.wait(work.spec.request, is_local=work.is_local, by=-number)
         if self._backlog is not None:
             self._backlog.remove(work, number)
 
     def withhold(self, work: Work) -> None:
-        """Withhold work with an open offer: it keeps its place and is skipped."""
+        """Withhold work with a pending offer: it keeps its place and is skipped."""
         work.withheld = True
         self._look_again()
 
@@ -244,8 +245,8 @@ class WaitingQueue:
 
     @property
     def expected_s(self) -> float:
-        """The time that all waiting tasks are expected to take on the reference machine; nothing is kept of it before the first
-        who asks, a load policy."""
+        """The expected duration of all waiting tasks on the reference machine. It is not tracked before the first
+        query, by a load policy."""
         if self._backlog is None:
             self._backlog = self._state.history.backlog()
             for work in self.as_it_is():
@@ -253,17 +254,17 @@ class WaitingQueue:
         return self._backlog.expected_s
 
     def _look_again(self) -> None:
-        """Something has changed that the ledger does not show."""
+        """Require a new scan after a change that the ledger does not show."""
         self.settled_at = self._no_room_at = NEVER
         self._arrived.clear()
 
     @property
     def due_s(self) -> float:
-        """The time from which a task that waits for devices may take others; infinite = never."""
+        """The time from which a task that waits for certain GPUs takes any; infinite = never."""
         return self._devices.due_s
 
     def next_startable(self) -> Work | None:
-        """The work at the head of the line, if it fits now. `Work.devices` says what it is to have."""
+        """The work at the head of the line, if it fits now. `Work.devices` lists the devices that it will get."""
         ledger, levels, devices = self.ledger, self._levels, self._devices
         version = ledger.version, ledger.devices.version
         if version == self.settled_at:
@@ -283,7 +284,7 @@ class WaitingQueue:
             if found is not None:
                 return found
             if not goes_on:
-                self._devices.depends_on_cores = True  # what is of lower priority was not looked at
+                self._devices.depends_on_cores = True  # work of lower priority was not scanned
                 break
         self._arrived.clear()
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
@@ -291,17 +292,16 @@ class WaitingQueue:
         return None
 
     def head(self) -> Work | None:
-        """The work at the head of the line, whether it fits or not; None where some of its priority waits for devices."""
+        """The work at the head of the line, whether it fits or not; None if work of its priority waits for devices."""
         if not self._levels:
             return None
         level = self._levels[max(self._levels)]
         return None if level[LOCAL_DEVICES] or level[REMOTE_DEVICES] else self._head(level)
 
-    # -- for whoever asks why -----------------------------------------------------------------------------------------
+    # -- for explanations ----------------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
-        """The work that has to start before this work does, though there may be room for it; None: it is its turn. A look
-        only: nothing is decided."""
+        """The work that must start before this work, though there may be room for it; None if it is next. Read-only."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             lacks_cores = self._devices.lacks_cores.get(priority)
@@ -342,7 +342,7 @@ class WaitingQueue:
         return min(sum(other.count for other in islice(before, at_most)), at_most)
 
     def _has_urgent(self) -> bool:
-        """True if work has come that takes devices and would have them before others that wait."""
+        """True if new work takes devices and precedes other waiting work."""
         if len(self._arrived) > ARRIVED_MAX:
             return True
         return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
@@ -351,8 +351,8 @@ class WaitingQueue:
         self, priority: int, level: tuple[LinkedQueue, ...], *, looks_at_all: bool
     ) -> tuple[Work | None, bool]:
         """The work of one priority that starts next, and, if there is none, whether a lower priority may have
-        the room. Without ``looks_at_all`` there is no more room than before: among the work that waits for
-        devices, only new arrivals are looked at."""
+        the room. Without ``looks_at_all`` no resources were freed: of the work that waits for devices, only
+        new arrivals are scanned."""
         head = self._head(level)
         fits = head is not None and self.ledger.fits(head.spec.request)
         lacks_cores = None
@@ -370,7 +370,7 @@ class WaitingQueue:
         return None, False
 
     def _new(self, priority: int) -> Iterator[Work]:
-        """Work of this priority that has come since the last look at all."""
+        """Work of this priority that has arrived since the last full scan."""
         return (work for work in self._arrived if work.spec.priority == priority and not work.withheld)
 
     def _in_line(self, local: LinkedQueue, remote: LinkedQueue) -> Iterator[Work]:
@@ -407,7 +407,7 @@ class WaitingQueue:
         return takewhile(lambda work: work.order > order, heapq.merge(*lines, key=_order, reverse=True))
 
     def waiting_for_devices(self) -> Iterator[Work]:
-        """Work that waits for devices and is not withheld, in the order in which it would have them."""
+        """Work that waits for devices and is not withheld, in the order in which it would get them."""
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             yield from heapq.merge(_free(level[LOCAL_DEVICES]), _free(level[REMOTE_DEVICES]), key=_order)
@@ -449,7 +449,7 @@ def _line(work: Work) -> int:
 
 def _first(line: LinkedQueue) -> Work | None:
     work = line.first
-    if work is None or not (work.withheld or isinstance(work, UntouchedMembers)):  # mostly
+    if work is None or not (work.withheld or isinstance(work, UntouchedMembers)):  # the usual case
         return work
     for work in line:
         if not work.withheld:

@@ -1,22 +1,22 @@
-"""Retries: what becomes of a task of this home whose attempt was lost, ran out of GPU memory, or has failed.
+"""Retries of tasks of this home whose attempt was lost, ran out of GPU memory, or has failed.
 
-*Lost attempts.* It is queued again, after a pause that doubles with each loss, until attempts_max were lost; then it has failed. A task
-under which poison_nodes different nodes went away is held until somebody has looked at it. One that may run once only
-is never queued again for a loss: what became of it is unknown, and stays so until its node says more. An attempt that failed
-because a device of its node did is a loss, too, but one with a result: that is kept where the task is not tried again.
+*Lost attempts.* The task is queued again, after a pause that doubles with each loss; after attempts_max losses it has
+failed. A task is held for inspection once poison_nodes different nodes failed while it ran. A task that may run only
+once is never queued again after a loss: its outcome is unknown until its node reports more. An attempt that failed
+because a device of its node did is a loss with a result, which is kept if the task is not retried.
 
-*Out of GPU memory.* The end of such an attempt is no result: the task is queued again and asks for half as much again as the attempt could have
-had, as often as it was submitted with; then once more with GPUs of its own; then the failure is its result. It never asks
-for more than some node known could give; when it has had that, it gets GPUs of its own next. A home that was just started,
-and does not know yet what the node has that it ran on, asks for the same again. How often, and what it asks for by now, is in
-its durable record, before the node that said so is told that it was noted.
+*Out of GPU memory.* The task is queued again and requests 1.5 times the memory that the attempt had. This happens as
+often as its submission allows, then once more with exclusive GPUs; then the failure is its result. It never requests
+more than a known node could give; after an attempt with that much it gets exclusive GPUs. A home that has just started,
+and does not know the node's resources yet, requests the same again. The number of retries and the request are in the
+task's durable record before the node's report is acknowledged.
 
-*Failures.* A task that was submitted with --retries is queued again, after a pause that doubles each time, as often as that; then
-the failure is its result. Any end but exit code 0 counts: a signal and the time limit, too; but not by a signal that its user has sent it (Ctrl-C ends a
-`run --retries`), and one of which the input is not kept whole cannot be tried again: such an end is its result. How often it has failed is in its durable record, before the
-node that said so is told that it was noted; the output of such an attempt is not kept. One that ran out of GPU memory is
-tried again with more first, which does not count; nor does one that failed because a device of its node
-did, which is a loss, whether it was submitted with --retries or not.
+*Failures.* A task submitted with --retries is queued again that often, after a pause that doubles each time; then the
+failure is its result. Any end except exit code 0 is a failure, also a signal or the time limit. Two kinds of end are
+always a result: by a signal that its user has sent (Ctrl-C ends a `run --retries`), and of a task whose input is not
+kept whole. The number of failures is in the task's durable record before the node's report is acknowledged; the output
+of such an attempt is not kept. An attempt that ran out of GPU memory is first retried with more, which does not count.
+An attempt that failed because a device of its node did is a loss, with or without --retries.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit
 
 MORE = 1.5
-"""Factor on the memory that was too little."""
+"""Factor on the GPU memory that was not enough."""
 DOUBLINGS_MAX = 30
 SIGNAL_BASE = 128
-"""Added to the number of a signal in the exit code of a program that ended by it."""
+"""Added to a signal's number for the exit code of a program that it ended."""
 CUT = "it cannot be tried again, since its standard input is not kept whole"
 MEANT = "it was signalled by its user, so it is not tried again"
 
 
 class LostAttempts:
-    """Handling of lost attempts, one object per node. It keeps no state: how often a task was lost, and where, is
+    """Handling of lost attempts, one object per node. It keeps no state: the number and nodes of a task's losses are
     in its durable record."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
@@ -59,23 +59,23 @@ class LostAttempts:
         self._home = home
 
     def died(self, task: HomeTask, reason: str) -> None:
-        """Handle an attempt that is proven to have ended and left nothing: its machine or its launcher went down under it."""
+        """Handle an attempt that surely ended and left no result: its machine or its launcher failed."""
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=True)
         else:
             self._lose(task, reason, took_down=task.record.node)
 
     def never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        """Queue a task again that never started, --once too, since nothing is lost; after a pause, as the next start may fail
-        for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
-        (`evacuation.py`), which looks for a place elsewhere meanwhile."""
+        """Queue a task again that never started, also with --once, since nothing is lost; after a pause, because the
+        next start may fail for the same reason. ``is_short``: this node lacks a resource and makes a longer pause
+        (`evacuation.py`) while the task looks for another node."""
         self._state.count(metrics.ATTEMPTS_NEVER_STARTED)
         rests_s = self.refused(task)
         self._home.requeue(task, reason, rests_s=rests_s if is_short else self._pause_s(task.false_starts))
 
     def refused(self, task: HomeTask) -> float:
-        """A node had taken it, and has not started it. → how long it rests: not at all at first, since mostly a
-        reservation has ended, then longer each time, as the next start may fail for the same reason."""
+        """Count a node's failure to start the task. → its pause: none at first, since usually a reservation has timed
+        out, then longer each time, because the next start may fail for the same reason."""
         task.false_starts += 1
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
 
@@ -95,7 +95,7 @@ class LostAttempts:
         return ""
 
     def expired(self, task: HomeTask) -> None:
-        """Handle a lease that ran out: the node has frozen the task for sure, and may come back with it."""
+        """Handle an expired lease: the node has surely frozen the task, and may return with it."""
         node = task.record.node
         reason = f"{node} was not heard of until its lease ran out"
         if task.spec.guarantee is Guarantee.ONCE:
@@ -104,7 +104,7 @@ class LostAttempts:
             self._lose(task, reason, took_down=node if self._reaches_others(node) else "", last_node=node)
 
     def declared_dead(self, task: HomeTask) -> None:
-        """Handle a node that is declared dead. That is not a proof; it is enough for a task that asked for it
+        """Handle a node that is declared dead. That is no proof, but enough for a task that asked for it
         (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
@@ -116,14 +116,14 @@ class LostAttempts:
         node = task.record.node
         if not task.record.parked_ts:
             return
-        reason = f"{node} has lost its database, and whether it still runs there cannot be known"
+        reason = f"{node} has lost its database, and it is not known whether the task still runs there"
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=False)
         else:
             self._home.hold(task, reason, last_node=node)
 
     def rest_after_restart(self, task: HomeTask) -> bool:
-        """True if a queued task has to pause (once more): how long it has done so is not known any more."""
+        """Pause a queued task again if it has to (its past pauses are not recorded). → True if it does."""
         record = task.record
         unsure_s = self._state.unsure_until_s - self._state.now.boot_s
         if not record.losses and not record.failures and unsure_s <= 0.0:
@@ -152,8 +152,8 @@ class LostAttempts:
             self._home.requeue(task, reason, rests_s=rests_s, losses=losses, lost_on=lost_on, last_node=last_node)
 
     def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
-        """Set a task to UNKNOWN. is_gone: its node has nothing left of it, or a user said so, and is not asked. If the
-        node returns with it all the same, it continues (R11)."""
+        """Set a task to UNKNOWN. is_gone: its node no longer has it, or a user said so; the node is not queried. If the
+        node returns with it nevertheless, it continues (R11)."""
         self._state.count(metrics.OUTCOMES_UNKNOWN)
         node = task.record.node
         if node != self._state.node:
@@ -177,7 +177,7 @@ class LostAttempts:
         return _backoff_s(self._state.config.loss_backoff_s, self._state.config.loss_backoff_s_max, losses)
 
     def _reaches_others(self, node: str) -> bool:
-        """True if a node that is silent is so alone: else it may be this home that nobody hears."""
+        """True if only this node is silent; otherwise this home itself may be cut off."""
         return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)
 
 
@@ -191,13 +191,13 @@ class Retries:
         self._lost_attempts = lost_attempts
 
     def concerns(self, task: HomeTask, exit_: Exit) -> bool:
-        """True if it is a task that is tried again at all when it has ended so."""
+        """True if a task with such an end is retried at all."""
         is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
         return is_failure or _lacked_memory(task, exit_)
 
     def repeats(self, task: HomeTask, exit_: Exit) -> bool:
-        """True if the end of its current attempt is a failure that is sure to lead to a retry, so that nothing of it is kept.
-        Whether a device has failed under it may not be known yet; the last such loss is a result."""
+        """True if the end of its current attempt is a failure that surely leads to a retry, so that its result is not
+        kept. A device failure may not be known yet; after the last such loss the result is kept."""
         may_be_last_loss = bool(task.record.devices) and task.record.losses + 1 >= self._state.config.attempts_max
         is_over = (
             task.phase is HomePhase.OVER or task.record.input_is_cut or may_be_last_loss or _was_meant(task, exit_)
@@ -206,8 +206,8 @@ class Retries:
         return exit_.exit_code != 0 and is_retried and not is_over
 
     def again(self, task: HomeTask, exit_: Exit) -> str:
-        """Queue it again, durably, if its current attempt ended so and it may be tried again: → "". Else why this is its
-        result, in words (" " where there is nothing to say)."""
+        """Queue it again, durably, if its current attempt ended this way and a retry is allowed: → "". Else the reason
+        why this is its result (" " if there is nothing to add)."""
         if exit_.exit_code and task.record.input_is_cut and self.concerns(task, exit_):
             return CUT
         if exit_.exit_code and _was_meant(task, exit_):
@@ -250,7 +250,7 @@ class Retries:
             how = f"with {need_bytes / 2**30:.1f} GiB"
             if need_bytes < exit_.had_bytes or (is_known and need_bytes == exit_.had_bytes and is_alone):
                 return "no node known has more"
-            is_last = is_last or (is_known and need_bytes == exit_.had_bytes)  # there may be more than is promised
+            is_last = is_last or (is_known and need_bytes == exit_.had_bytes)  # there may be more than was promised
         if is_last:
             how += f", on {'a GPU' if request.gpus == 1 else 'GPUs'} of its own"
         self._state.count(metrics.ATTEMPTS_OUT_OF_GPU_MEMORY)
@@ -265,12 +265,12 @@ class Retries:
         return ""
 
     def _is_known(self, node: str) -> bool:
-        """True if that node's resources are known, which may not be so just after this home's start."""
+        """True if that node's resources are known; just after this home's start they may not be."""
         peer = self._membership.get(node)
         return node == self._state.node or (peer is not None and peer.knows_profile)
 
     def _more_bytes(self, task: HomeTask, exit_: Exit) -> int:
-        """The memory that it asks for next: half as much again as it had, if there is so much."""
+        """The memory of the next request: MORE times what it had or used, at most what a known node could give."""
         need_bytes = int(MORE * max(exit_.had_bytes, exit_.usage.gpu_memory_bytes_max))
         most_bytes = self._most_bytes(task)
         return need_bytes if most_bytes is None else min(need_bytes, most_bytes)
@@ -286,22 +286,22 @@ class Retries:
 
 
 def _lacked_memory(task: HomeTask, exit_: Exit) -> bool:
-    """True if it ran out of GPU memory, and is a task that is tried again then."""
+    """True if it ran out of GPU memory, and such a task is retried."""
     request = task.spec.request
     is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
     return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
 
 
 def _gets_more_memory(task: HomeTask, exit_: Exit) -> bool:
-    """True if an attempt here ran out of GPU memory and is sure to be tried again, whatever other nodes have: it was promised
-    memory of a card, and may have one of its own next."""
+    """True if an attempt here ran out of GPU memory and is surely retried, whatever other nodes have: it had a promise
+    of memory of a card, and may get an exclusive one next."""
     request = task.spec.request
     is_promised = request.gpu_mem_bytes > 0 and request.gpu_share is not GpuShare.EXCLUSIVE
     return is_promised and bool(task.record.devices) and has_failed(exit_) and _lacked_memory(task, exit_)
 
 
 def _was_meant(task: HomeTask, exit_: Exit) -> bool:
-    """True if its current attempt ended by a signal that a user has sent it."""
+    """True if its current attempt was ended by a signal that a user sent."""
     attempt, signals = task.signalled
     return attempt == task.record.attempt and (exit_.signal or exit_.exit_code - SIGNAL_BASE) in signals
 
@@ -311,5 +311,5 @@ def _failure_pause_s(config: CoreConfig, failures: int) -> float:
 
 
 def _backoff_s(first_s: float, most_s: float, times: int) -> float:
-    """The pause after so many losses or failures: it doubles with each."""
+    """The pause after this number of losses or failures: it doubles with each."""
     return min(first_s * 2.0 ** min(times - 1, DOUBLINGS_MAX), most_s)

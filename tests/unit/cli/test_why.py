@@ -15,7 +15,7 @@ NODES: list[dict[str, Any]] = [
     {"node": "ws1", "can_ever": False, "now": None, "reason": "no GPU", "age_s": None},
     {"node": "gpu1", "can_ever": True, "now": False, "reason": "5 of 8 GPUs busy: lab3/2 (3), ws2/9 (2)", "age_s": 0.4},
     {"node": "lab4", "can_ever": True, "now": False, "reason": 'drained: "\x1b[2Jnew\nPSU\u202e"', "age_s": 2.1},
-    {"node": "new", "can_ever": None, "now": None, "reason": "what it has is not known here yet", "age_s": 1.0},
+    {"node": "new", "can_ever": None, "now": None, "reason": "its resources are not known here yet", "age_s": 1.0},
 ]
 WAITS: dict[str, Any] = {
     "id": "ws1/43",
@@ -48,7 +48,7 @@ def test_a_reason_for_every_node(agent: FakeAgent) -> None:
         "  ws1   no        -    no GPU",
         "  gpu1  yes       no   5 of 8 GPUs busy: lab3/2 (3), ws2/9 (2)",
         '  lab4  yes       no   drained: "\\x1b[2Jnew\\x0aPSU\\u202e"',
-        "  new   ?         ?    what it has is not known here yet",
+        "  new   ?         ?    its resources are not known here yet",
         "Facts: freshest 0.4 s old, oldest 2.1 s (lab4).",
         "With -G3 it would start now on gpu1.",
     ]
