@@ -200,7 +200,9 @@ def test_what_the_launcher_gives_back_of_another_home_goes_home_for_good() -> No
     x.end(remote(x, 1).key)
     did = x.when(events.TaskLost(remote(x, 3).key, "the task before it takes longer than expected", never_started=True))
     assert [line for line in did if "to h" in line] == ["Return to h"]
-    assert x.done(ForgetTask) == ForgetTask(execution_key(uid(3), 1), output=True), "its scratch directory, if it has one"
+    assert x.done(ForgetTask) == ForgetTask(execution_key(uid(3), 1), output=True), (
+        "its scratch directory, if it has one"
+    )
     assert uid(3) not in x.node.executor.by_uid
     assert x.node.executor.fences.was_refused(uid(3), 1)
     x.end(remote(x, 2).key)
