@@ -34,6 +34,8 @@ AHEAD_S = 4.0
 """Expected work that waits in a lane: longer than the shorter leases last. The simulated launcher gives back what has waited for longer."""
 LONG_SHARE, LONG_S = 0.4, (1.5, 8.0)
 """Share of the arrays with long tasks beside them, and how long these take."""
+CUT_SHARE = 0.6
+"""Share of the long tasks of other nodes after which these are cut off: the leases end of what waits behind."""
 PREFETCH = (1, 4, 12)
 """Tasks that a node of the default preset asks for beyond its slots: what waits there goes to the launcher in lanes."""
 
@@ -47,6 +49,10 @@ def draw(seed: int) -> plan.Plan:
     machines += [plan.Machine(name, rng.choice((1, 2)), 1.0, 2000.0, rng.choice((0.001, 0.02))) for name in others]
     jobs = _jobs(rng, others)
     faults = _faults(rng, lease_s, others, [job.at_s for job in jobs])
+    for job in jobs:
+        if job.node != HOME and rng.random() < CUT_SHARE:
+            pairs = (HOME, job.node), (job.node, HOME)
+            faults.append(plan.Cut(job.at_s + rng.uniform(0.5, 2.0), "partial", pairs, 4.0 * lease_s))
     return plan.Plan(
         seed=seed,
         preset="adaptive",
@@ -82,7 +88,7 @@ def _jobs(rng: random.Random, others: list[str]) -> list[plan.Job]:
         if rng.random() < LONG_SHARE:
             jobs.append(plan.Job(at_s + rng.uniform(0.0, 0.3), HOME, rng.uniform(*LONG_S), members=rng.randint(2, 6)))
         if rng.random() < LONG_SHARE:
-            jobs.append(plan.Job(at_s + rng.uniform(0.0, 0.5), rng.choice(others), rng.uniform(*LONG_S), members=2))
+            jobs.append(plan.Job(at_s + rng.uniform(0.0, 2.0), rng.choice(others), rng.uniform(*LONG_S), members=2))
     return jobs
 
 

@@ -17,7 +17,7 @@ HAPPENS = (
 """Gauges of what this is about: in every part it has to happen."""
 
 
-@pytest.mark.parametrize("seed", [4, 18])  # leases that end in a lane; events that are decided about together
+@pytest.mark.parametrize("seed", [7, 18])  # leases that end in a lane; events that are decided about together
 def test_no_promise_is_broken_about_what_waits_at_the_launchers_of_others(seed: int) -> None:
     outcome = lanes.run(seed)
     again = f"python -m tests.chaos.lanes --first {seed} --seeds 1 --trace"
