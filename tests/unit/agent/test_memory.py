@@ -75,9 +75,10 @@ def _all() -> list[object]:
 
 
 THREADS_ALLOCATE = """
-import threading
+import sys, threading
 from peerload.agent.runtime import share_heap
-share_heap()
+if sys.argv[1] == "shared":
+    share_heap()
 barrier = threading.Barrier(8)
 def allocate():
     kept = [bytes(2000) for _ in range(100)]
@@ -85,12 +86,21 @@ def allocate():
 threads = [threading.Thread(target=allocate) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-heaps = (line.split() for line in open("/proc/self/maps"))
-print(sum(words[1] == "rw-p" and int(words[0].partition("-")[0], 16) % (64 << 20) == 0 for words in heaps))
+regions = [line.split()[:2] for line in open("/proc/self/maps")]
+regions = [(*(int(end, 16) for end in place.split("-")), rights) for place, rights in regions]
+heaps = 0
+for (start, end, rights), (rest, rest_end, rest_rights) in zip(regions, regions[1:]):
+    heaps += (rights, rest_rights) == ("rw-p", "---p") and end == rest and rest_end - start == 64 << 20
+print(heaps)
 """
-"""Prints the number of heaps of threads: glibc aligns them to 64 MiB."""
+"""Prints the number of heaps of threads: for each, glibc reserves 64 MiB, of which it uses the beginning."""
+
+
+def heaps_of_threads(form: str) -> int:
+    done = subprocess.run([sys.executable, "-c", THREADS_ALLOCATE, form], capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
 def test_threads_share_one_heap() -> None:
-    done = subprocess.run([sys.executable, "-c", THREADS_ALLOCATE], capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n"
+    assert heaps_of_threads("shared") == 0
+    assert heaps_of_threads("own") > 1
