@@ -217,8 +217,9 @@ def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
         wheel.writestr("other-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("other-1.dist-info/RECORD", "")
     prefix = tmp_path / "opt/peerload"
+    deploy = Path(shutil.copytree(DEPLOY, tmp_path / "deploy"))
     words = [
-        str(DEPLOY / "install"),
+        str(deploy / "install"),
         "--no-start",
         "--prefix",
         str(prefix),
@@ -234,7 +235,9 @@ def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
     mktemp.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment["PIP_CONFIG_FILE"] = os.devnull
-    environment["PATH"] = f"{mktemp.parent}:{os.environ['PATH']}"
+    script = (deploy / "install").read_text(encoding="utf-8")
+    assert script.count("\nPATH=/") == 1
+    (deploy / "install").write_text(script.replace("\nPATH=/", f"\nPATH={mktemp.parent}:/"), encoding="utf-8")
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1
     assert "--wheels" in done.stderr
