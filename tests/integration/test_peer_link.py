@@ -307,6 +307,28 @@ def test_messages_about_tasks_of_one_turn_share_a_frame_and_keep_their_order(
     assert len(decoded) < 20
 
 
+def test_messages_that_wait_for_a_slow_peer_are_sent_in_frames_that_it_takes(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    spec = TaskSpec(argv=(b"x" * (30 << 10),), directory=b"/")
+    sent: list[Offer] = []
+
+    def burst() -> None:
+        for _ in range(300):  # 9 MB
+            sent.append(Offer(f"a/{len(sent) + 1}", bytes(16), 1, spec, 60.0))
+            a.links.send("b", sent[-1])
+
+    link, reader = a.links._table.entries["b"].link, b.links._table.entries["a"].link
+    assert link is not None
+    assert reader is not None
+    a.loop.call(lambda: reader.pause_reading("test"))
+    while not link.paused:
+        a.loop.call(burst)
+    a.loop.call(burst)
+    a.loop.call(lambda: reader.resume_reading("test"))
+    wait_until(lambda: len(b.heard) == len(sent), what="all messages")
+    assert [message for _, message in b.heard] == sent
+
+
 def test_the_largest_offer_passes(nodes: Nodes) -> None:
     a, b = nodes.linked("a", "b")
     spec = TaskSpec(argv=(b"x" * (1 << 20),), directory=b"/", environment=b"e" * (256 << 10))
