@@ -48,9 +48,9 @@ SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
 """An agent that sends nothing for this long, not even its answer to `info`, counts as stopped."""
 READS_WITHIN_S = 60.0
-"""How long to wait for an agent that has answered before but stopped reading. Disconnecting would cancel the attended tasks."""
+"""Limit for an agent that has answered before but stopped reading. Disconnecting would cancel the attended tasks."""
 STARTS_WITHIN_S = 120.0
-"""How long to wait for an agent that a service manager is starting. It may have a large state to load first."""
+"""Limit for an agent that a service manager is starting. It may have a large state to load first."""
 ANSWERS_BEFORE_END_MAX = 100
 """Number of unread answers to search for a refusal after the agent has closed the connection."""
 SERVICE_HINT = "systemctl status peerload        its log:  journalctl -u peerload"
@@ -59,7 +59,7 @@ SERVICE_MANAGER = 1
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit for the path of a Unix socket."""
 RECONNECT_S_MAX = 60.0
-"""How long to try to reconnect to an agent that disconnected, for example to restart itself."""
+"""Time of attempts to reconnect to an agent that disconnected, for example to restart itself."""
 RECONNECT_EVERY_S = 0.25
 ROOM_S_MAX = 5.0
 """Patience of a quick request with an agent that has no room for one more client."""

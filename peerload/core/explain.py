@@ -60,7 +60,7 @@ Known = tuple[bool | None, str]
 TRIED_MAX = 4
 """Smaller amounts of one resource that are tried, the largest first."""
 FEWER_MAX = 8
-"""How many GPUs fewer than requested are tried."""
+"""Maximum number of GPUs fewer than requested that are tried."""
 STEP = 10
 """Amounts are rounded down to tenths."""
 

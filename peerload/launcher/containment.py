@@ -197,7 +197,7 @@ FORK_PAUSE_S, FORKS_IN_A_ROW_MAX = 0.04, 2
 """After such a pause, this many processes are forked by `CgroupClone`; the rest of a burst is moved between cgroups. The first
 move after 10 to 20 ms waits 14 ms for an RCU grace period, but a fork takes ten times the processor time."""
 SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX = 0.01, 50
-"""The same for spawns by `CgroupClone`, each of which takes 0.07 ms more processor time than a move."""
+"""Pause and number for spawns by `CgroupClone`, each of which takes 0.07 ms more processor time than a move."""
 _OUTSIDE = (
     "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
 )

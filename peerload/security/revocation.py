@@ -43,7 +43,7 @@ FRESH_S = 60.0
 OVERLAP_S = 3600.0
 """Time for which the previous key still opens messages."""
 OVERLAP_REVOKED_S = 30.0
-"""The same time if the key was changed because a node was revoked."""
+"""Time for which the previous key still opens messages if the key was changed because a node was revoked."""
 CLOCKS_S = 3600.0
 """Tolerance for clock differences between nodes with the CA's key and for the delay of a revocation between them: a revocation
 covers certificates issued up to this time after it."""

@@ -33,7 +33,7 @@ stay connected when the clock is changed."""
 FILE = "node.pem"
 """This node's key and certificate, in STATE/tls."""
 JOINED_FILE = "joining.pem"
-"""The same in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
+"""Key and certificate in STATE, from `peerload join` until the agent's next start; only the key until the cluster has answered."""
 CHECK_EVERY_S_MAX = 3600.0
 """Longest interval between checks whether the certificate needs renewal …"""
 CHECKS_PER_LIFE = 12

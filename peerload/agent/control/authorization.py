@@ -60,7 +60,7 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
 WAITED_MAX = 1_000_000
 """Maximum number of tasks that the requests of one user wait for, or list, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
-"""The same for all users of one other node, in any mode, since a node could invent users."""
+"""Maximum number of such tasks for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
 """Retry time for a client that waits for too many tasks; the time of the next end is unknown."""
 

@@ -38,7 +38,7 @@ LOW_SHARE = 0.05
 LOW_BYTES_MAX = 10 << 30
 """Free space below which a very large disk is low; a smaller one is low with less than LOW_SHARE of it free."""
 LOW_FILES_MAX = 100_000
-"""The same for free inodes."""
+"""Free inodes below which a file system with very many of them is low."""
 ROOM_SHARE = 1.2
 """Free space, as a multiple of the low mark, at which a low disk is ok again; prevents flapping at the mark."""
 ADMIT_BYTES = 2 << 20

@@ -65,7 +65,7 @@ SOCKET_WITHIN_S = 3.0
 """A running agent recreates a lost socket within this."""
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
-"""How long to wait for a first peer before a message reports that none has answered."""
+"""Time without an answer of a first peer after which a message reports it."""
 REFUSED_WITHIN_S = 0.3
 """Time for a peer to object that it knows another node of this name."""
 OTHER_CLUSTER = "of another cluster"

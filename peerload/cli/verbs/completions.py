@@ -18,7 +18,7 @@ from peerload.text.format import print_lines, print_result, shortened
 from peerload.text.tasks import array_of, number_of
 
 AGENT_S_MAX = 0.5
-"""How long to wait for the agent after TAB."""
+"""Limit for the answer of the agent after TAB."""
 TASK_FLAGS = ("--after", "--after-ok")
 TASKS_MAX = 200
 HELP_WIDTH_MAX = 60

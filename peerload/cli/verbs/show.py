@@ -270,9 +270,9 @@ def _usage(usage: dict[str, Any]) -> str:
 TASKS_MAX = 64
 """Maximum number of tasks whose usage is fetched."""
 NODE_S_MAX = 1.5
-"""How long to wait for one node …"""
+"""Limit for the answer of one node."""
 ALL_S_MAX = 3.0
-"""… and with all of them."""
+"""Limit for the answers of all nodes."""
 AVERAGE_FROM_S = 1.0
 """A shorter run has no meaningful average."""
 
