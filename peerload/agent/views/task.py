@@ -463,7 +463,7 @@ def remote_shown(node: Node, remote: RemoteTask, user: str) -> dict[str, object]
     record = remote_record(node, remote)
     names = device_names(node, record.node, remote.devices)
     task = task_object(record, remote.spec, user, running_at=remote.running_at, devices=names)
-    task["reason"] = f"reported by {record.node}, which runs it: its home {remote.home} knows more"
+    task["reason"] = f"reported by {record.node}, which has it: its home {remote.home} knows more"
     return task | detail_object(remote.spec, record, remote.devices) | {"history": [], "decision": None}
 
 

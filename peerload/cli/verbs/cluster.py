@@ -168,7 +168,12 @@ def _other_owner(directory: str) -> str:
     import pwd
 
     uid = owner_of(Path(directory))
-    return "" if uid == os.getuid() else f"sudo -Hu {pwd.getpwuid(uid).pw_name} "
+    if uid == os.getuid():
+        return ""
+    try:
+        return f"sudo -Hu {pwd.getpwuid(uid).pw_name} "
+    except KeyError:  # a user without a name
+        return f"sudo -Hu '#{uid}' "
 
 
 def owner_of(path: Path) -> int:
